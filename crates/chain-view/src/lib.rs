@@ -7,7 +7,7 @@ mod recent;
 pub use self::{
     base_fee::next_base_fee_wei,
     block::{Block, BlockNonces, Head, NonceUpdate},
-    recent::{MAX_RECENT_HASHES, Pushed, RecentBlocks, Relation, Taken},
+    recent::{MAX_RECENT_HASHES, ObsoleteReason, Pushed, RecentBlocks, Relation},
 };
 
 use alloy_consensus::{EthereumTxEnvelope, TxEip4844WithSidecar};

@@ -64,7 +64,7 @@ pub struct Pushed {
 /// Why a transaction can no longer be mined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Taken {
+pub enum ObsoleteReason {
     /// A recent block contains it.
     Mined,
     /// A recent block contains another transaction of its sender with the same nonce or a higher
@@ -250,12 +250,17 @@ impl RecentBlocks {
 
     /// Whether a recent block made the transaction impossible to mine, and how.
     #[must_use]
-    pub fn taken(&self, hash: &B256, sender: &Address, nonce: u64) -> Option<Taken> {
+    pub fn obsolete_reason(
+        &self,
+        hash: &B256,
+        sender: &Address,
+        nonce: u64,
+    ) -> Option<ObsoleteReason> {
         if self.is_mined(hash) {
-            return Some(Taken::Mined);
+            return Some(ObsoleteReason::Mined);
         }
         let next_nonce = self.next_nonce(sender).filter(|next| nonce < *next)?;
-        Some(Taken::StaleNonce { next_nonce })
+        Some(ObsoleteReason::StaleNonce { next_nonce })
     }
 
     /// Removes the hashes and the nonces of a block from the tables.

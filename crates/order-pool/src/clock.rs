@@ -1,4 +1,4 @@
-//! The pool's source of time.
+//! Tells the pool the time, so that tests can stop it.
 
 use std::{
     sync::{
@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A monotonic clock: the system's, or one that a test moves by hand. Cloning gives another handle
-/// to the same clock.
+/// A monotonic clock: the system's, or one that a test moves. Cloning gives another handle to the
+/// same clock.
 #[derive(Clone, Debug)]
 pub struct Clock(Kind);
 
@@ -20,26 +20,26 @@ enum Kind {
 }
 
 impl Clock {
-    /// The system's clock, from now.
+    /// Returns the system's clock, which starts at zero now.
     pub fn system() -> Self {
         Self(Kind::System(Instant::now()))
     }
 
-    /// A clock that only [`Self::advance`] moves.
+    /// Returns a clock that starts at zero and that only [`Self::advance`] moves.
     pub fn manual() -> Self {
         Self(Kind::Manual(Arc::default()))
     }
 
-    /// Moves a manual clock forward, at most 584 years in all. It has no effect on the system's
+    /// Moves a manual clock forward, by at most 584 years in all. Has no effect on the system's
     /// clock.
-    pub fn advance(&self, by: Duration) {
+    pub fn advance(&self, duration: Duration) {
         if let Kind::Manual(nanos) = &self.0 {
-            let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
-            nanos.fetch_add(by, SeqCst);
+            let added = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+            nanos.fetch_add(added, SeqCst);
         }
     }
 
-    /// The time since the clock was made.
+    /// Returns the time since the clock was made.
     pub fn now(&self) -> Duration {
         match &self.0 {
             Kind::System(start) => start.elapsed(),

@@ -1,4 +1,4 @@
-//! The pool's options. Each default exists once, with its arithmetic.
+//! The pool's options. Each default stands here once, with its arithmetic.
 
 use std::time::Duration;
 
@@ -12,16 +12,17 @@ pub const DEFAULT_MAX_TXS: usize = 200_000;
 /// are 320 MB; the rest is room for about 260 transactions of six blobs (0.8 MB each).
 pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 
-/// Default of [`PoolConfig::max_external_txs`]: 300 raw transactions/s x 60 s of retention, half of them of
-/// callers, 9/s of one. Public RPC endpoints for private transactions bring a few a second.
+/// Default of [`PoolConfig::max_external_txs`]: 300 raw transactions/s x 60 s of retention. Half of
+/// them is for callers, 9/s for each. Public RPC endpoints for private transactions bring a few a
+/// second.
 pub const DEFAULT_MAX_EXTERNAL_TXS: usize = 18_000;
 
-/// Default of [`PoolConfig::max_external_tx_bytes`]: 18,000 transactions of 1.6 kB are 29 MB; the rest is
-/// room for about 40 transactions of six blobs.
+/// Default of [`PoolConfig::max_external_tx_bytes`]: 18,000 transactions of 1.6 kB are 29 MB; the
+/// rest is room for about 40 transactions of six blobs.
 pub const DEFAULT_MAX_EXTERNAL_TX_BYTES: usize = 64 << 20;
 
-/// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction for which no node
-/// vouches, and that no builder included for five blocks, is unlikely to be wanted.
+/// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no node lists
+/// and that no builder included for five blocks is unlikely to be wanted.
 pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
 
 /// Default of [`PoolConfig::log_events`]: 2,000 arrivals/s and as many removals are 4,000 events/s,
@@ -29,12 +30,10 @@ pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
 pub const DEFAULT_LOG_EVENTS: usize = 1 << 18;
 
 /// Default of [`PoolConfig::log_bytes`]: 20 s of removed plain transactions at 1.6 kB and 2,000/s,
-/// more than a block's time. Memory is used only for removals that the slowest subscription has not
-/// read.
+/// more than a slot. Memory is used only for removals that the slowest subscription has not read.
 pub const DEFAULT_LOG_BYTES: usize = 64 << 20;
 
-/// Default of [`PoolConfig::max_bundles`]: 500 bundles/s, three blocks ahead at 12 s each, are
-/// 18,000.
+/// Default of [`PoolConfig::max_bundles`]: 500 bundles/s, three blocks of 12 s ahead, are 18,000.
 pub const DEFAULT_MAX_BUNDLES: usize = 20_000;
 
 /// Default of [`PoolConfig::max_bundle_bytes`]: 20,000 bundles of three plain transactions take
@@ -45,67 +44,77 @@ pub const DEFAULT_MAX_BUNDLE_BYTES: usize = 256 << 20;
 /// to a power of two. At about 300 bytes each 20 MB.
 pub const DEFAULT_MAX_CANCELLATIONS: usize = 1 << 16;
 
-/// Most transactions in a bundle, and most entries of its lists of hashes: bundles seen on mainnet
-/// have a handful; a block of 60 M gas has room for 2,857 of the smallest, and no searcher fills a
-/// thirtieth of that.
+/// The most transactions in a bundle, and the most entries of each of its lists of hashes. Bundles
+/// seen on mainnet have a handful. A block of 60 M gas has room for 2,857 of the smallest
+/// transactions, and no searcher fills a thirtieth of that.
 pub const MAX_TXS_PER_BUNDLE: usize = 100;
 
-/// How far ahead of the head a bundle's block, or the last block of a private transaction, may be:
-/// two epochs, 12.8 minutes.
+/// The most blocks by which a bundle's block, or the last block of a private transaction, may be
+/// ahead of the head: two epochs, 12.8 minutes.
 pub const MAX_BLOCKS_AHEAD: u64 = 64;
 
 /// How long a replacement key without a pooled bundle is remembered (its nonce, whether it was
 /// cancelled, and whether permanently): five slots of 12 s, longer than any message is delayed.
 pub const CANCELLATION_RETENTION: Duration = Duration::from_secs(60);
 
-/// The caps of an [`OrderPool`](crate::OrderPool), for its operator: more traffic or a larger machine
-/// needs higher ones, less memory lower ones. [`Self::memory_bound_bytes`] says what they cost. What
-/// one holder may have is a fixed part of each cap.
+/// The caps of an [`OrderPool`](crate::OrderPool).
+///
+/// Its operator raises them for more traffic on a larger machine, and lowers them for less memory:
+/// [`Self::memory_bound_bytes`] says what they cost. The share of one holder is a fixed part of
+/// each cap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct PoolConfig {
-    /// Most transactions that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1. At
-    /// the cap the worst-paying is evicted: `order_pool_evicted_total`. Twice as many accepted
-    /// orders are remembered, and at least 1,048,576, so that none is accepted a second time: raise
-    /// it to the size of the node's pool if that is larger than 500,000.
+    /// The most transactions that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1.
+    /// At the cap the worst-paying one is evicted: `order_pool_evicted_total`.
+    ///
+    /// Twice as many accepted orders, and at least 1,048,576, are remembered so that none is
+    /// accepted a second time: raise this to the size of the node's pool if that is larger than
+    /// 500,000.
     pub max_txs: usize,
-    /// Most bytes of these, by [`Order::size_bytes`](crate::Order::size_bytes).
+    /// The most bytes of these transactions, by [`Order::size_bytes`](crate::Order::size_bytes).
     /// Default [`DEFAULT_MAX_TX_BYTES`]; at least 1 MiB (one transaction of six blobs).
     pub max_tx_bytes: usize,
-    /// Most raw transactions that external callers sent and the node has not announced, and as many
-    /// private ones. They have shares of their own, so that the fees they claim evict nothing that
-    /// the node announced. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. They are divided by holder as bundles
-    /// are. At the cap the holder with the most loses the worst-paying of its sender with the most:
-    /// `order_pool_evicted_total`. One holder has at most 16 private ones of a sender.
+    /// The most raw transactions that external callers sent and the node has not announced, and as
+    /// many private transactions. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1.
+    ///
+    /// They have shares of their own, so that the fees they claim evict nothing that the node
+    /// announced. The shares are divided by holder like those of bundles. At the cap the holder
+    /// with the most loses the worst-paying transaction of its sender with the most:
+    /// `order_pool_evicted_total`. One holder has at most 16 private transactions of a sender.
     pub max_external_txs: usize,
-    /// Most bytes of the raw ones, and of the private ones. Default
-    /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB, and as with bundles 32 MiB for sixteen
-    /// callers.
+    /// The most bytes of these raw transactions, and of the private ones. Default
+    /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB. As with bundles, sixteen callers need 32
+    /// MiB.
     pub max_external_tx_bytes: usize,
-    /// How long a transaction is kept that no node lists ([`Transaction::listed`](crate::Transaction::listed)); a private
-    /// one is kept until its last block instead. Default [`DEFAULT_TX_RETENTION`]; above zero. Removals are counted by `order_pool_expired_total`.
+    /// How long a transaction that no node lists
+    /// ([`Transaction::listed`](crate::Transaction::listed)) is kept. A private transaction is kept
+    /// until its last block instead. Default [`DEFAULT_TX_RETENTION`]; above zero. Removals are
+    /// counted by `order_pool_expired_total`.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub tx_retention: Duration,
-    /// How many events the log holds, rounded up to a whole segment of 256: how far a reader may
-    /// fall behind. Default [`DEFAULT_LOG_EVENTS`]; at least 1.
+    /// The number of events that the log holds, rounded up to a whole segment of 256: how far a
+    /// reader may fall behind. Default [`DEFAULT_LOG_EVENTS`]; at least 1.
     pub log_events: usize,
-    /// Most bytes of removed orders that the log holds for slow readers. Default
-    /// [`DEFAULT_LOG_BYTES`]; above it the oldest events are dropped from the log.
+    /// The most bytes of removed orders that the log holds for slow readers. Default
+    /// [`DEFAULT_LOG_BYTES`]. Above it the oldest events are dropped from the log:
+    /// `order_pool_missed_events_total`.
     pub log_bytes: usize,
-    /// Most bundles. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. Half of them is for the host and
-    /// the signers that it knows, who may hold a tenth of all each; half is for callers, who may hold
-    /// a thirty-second each ([`Holder`](crate::Holder)). At a cap the holder with the most loses, of
-    /// its signer with the most, the bundle for the latest block (`order_pool_evicted_total`), but
-    /// never for one of a later block; otherwise the new one is refused
-    /// (`order_pool_rejected_total`).
+    /// The most bundles. Default [`DEFAULT_MAX_BUNDLES`]; at least 1.
+    ///
+    /// Half of them is for the host and the signers that it knows, each of which may hold a tenth
+    /// of the cap. The other half is for callers, each of which may hold a thirty-second
+    /// ([`Holder`](crate::Holder)). At a cap the holder with the most loses the bundle for the
+    /// latest block of its signer with the most (`order_pool_evicted_total`), but never for a new
+    /// bundle of a later block: then the new one is refused (`order_pool_rejected_total`).
     pub max_bundles: usize,
-    /// Most bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB. They
-    /// are divided in the same way, but each holder may always have 1 MiB: below 32 MiB fewer than
-    /// sixteen callers fill their half, and those of others are refused.
+    /// The most bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB. They are
+    /// divided in the same way, but each holder may always have 1 MiB: below 32 MiB fewer than
+    /// sixteen callers fill their half, and the bundles of others are refused.
     pub max_bundle_bytes: usize,
-    /// Most replacement keys remembered without a pooled bundle, for
-    /// [`CANCELLATION_RETENTION`]. Default [`DEFAULT_MAX_CANCELLATIONS`]; at least 1. They
-    /// are divided in the same way; at a cap the one that has waited the longest is forgotten:
+    /// The most replacement keys without a pooled bundle that are remembered, for
+    /// [`CANCELLATION_RETENTION`]. Default [`DEFAULT_MAX_CANCELLATIONS`]; at least 1. They are
+    /// divided in the same way. At a cap the key that has waited the longest is forgotten:
     /// `order_pool_keys_forgotten_total`.
     pub max_cancellations: usize,
 }
@@ -130,7 +139,7 @@ impl Default for PoolConfig {
 /// Lower bound of each cap in bytes: one transaction of six blobs and its overhead.
 pub const MIN_TX_BYTES: usize = 1 << 20;
 
-/// Upper bound of every count in the configuration: 2^32, far above what fits in memory, so that no
+/// Upper bound of every count in the configuration: 2^32 is far above what fits in memory, and no
 /// arithmetic on it overflows.
 pub const MAX_COUNT: usize = 1 << 32;
 

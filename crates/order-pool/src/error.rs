@@ -1,4 +1,4 @@
-//! What can fail: a configuration, a start, an order, a reader that is too slow.
+//! The crate's errors: of a configuration, a start, an order, and a reader that is too slow.
 
 use std::io;
 
@@ -39,7 +39,7 @@ pub enum ConfigError {
     },
 }
 
-/// A thread could not be started: that of an [`Upkeep`](crate::Upkeep) or of a sink.
+/// The thread of an [`Upkeep`](crate::Upkeep) or of a sink could not be started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start a thread of the pool: {source}")]
 #[non_exhaustive]
@@ -53,14 +53,14 @@ pub struct StartError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// Its share of the pool is full and everything in it pays more, or too many others would have
-    /// to be evicted for it.
+    /// The order's share of the pool is full and everything in it pays more, or too many others
+    /// would have to be evicted for it.
     #[error(
         "the pool is full and the order pays too little to replace another (tip {tip_wei:?} wei per gas)"
     )]
     PaysTooLittle {
-        /// Its tip per gas at the next block's base fee, in wei; `None` if it cannot pay the base
-        /// fee.
+        /// The order's tip per gas at the next block's base fee, in wei; `None` if it cannot pay
+        /// the base fee.
         tip_wei: Option<u128>,
     },
     /// The order alone is larger than the pool's limit.
@@ -71,48 +71,50 @@ pub enum RejectReason {
         /// The pool's limit.
         limit_bytes: usize,
     },
-    /// Its half of the pool is at a cap, and nobody holds more than its holder would.
+    /// The order's half of the pool is at a cap, and no holder with more than the order's holder
+    /// has one that may be evicted for it.
     #[error(
-        "{count} orders of {bytes} bytes are held, the limits are {limit} orders and {limit_bytes} bytes"
+        "the pool's half for such callers has {count} orders of {bytes} bytes, the limits are {limit} orders and {limit_bytes} bytes"
     )]
     Full {
-        /// Orders of this kind.
+        /// The number of orders of this kind.
         count: usize,
-        /// The cap.
+        /// The cap on that number.
         limit: usize,
-        /// Their bytes.
+        /// The bytes of these orders.
         bytes: usize,
-        /// The cap in bytes.
+        /// The cap on these bytes.
         limit_bytes: usize,
     },
-    /// Its holder is at a cap of its own, and has no order that may go for this one.
+    /// The order's holder is at a cap of its own, and has no order that may be evicted for this
+    /// one.
     #[error(
-        "the sender's host holds {count} orders of {bytes} bytes, the limits for one are {limit} orders and {limit_bytes} bytes"
+        "this caller has {count} orders of {bytes} bytes in the pool, the limits for one caller are {limit} orders and {limit_bytes} bytes"
     )]
     HolderFull {
         /// The holder.
         holder: Holder,
-        /// Its orders of this kind.
+        /// The number of its orders of this kind.
         count: usize,
-        /// Its part of the cap.
+        /// Its share of the cap.
         limit: usize,
-        /// Their bytes.
+        /// The bytes of these orders.
         bytes: usize,
-        /// Its part of the cap in bytes.
+        /// Its share of the cap in bytes.
         limit_bytes: usize,
     },
-    /// Its sender has too many private transactions of the same holder.
+    /// The same holder has sent too many private transactions of this sender.
     #[error("{sender} has {count} private transactions pooled, the most is {limit}")]
     SenderFull {
         /// The sender.
         sender: Address,
-        /// Its private transactions.
+        /// The number of its private transactions.
         count: usize,
         /// The cap.
         limit: usize,
     },
-    /// The sender of its first transaction cannot pay for it and for what external callers have
-    /// pooled of the sender.
+    /// The sender of the order's first transaction cannot pay for the order and for the sender's
+    /// other orders of the same holder.
     #[error(
         "insufficient funds: sender {sender}, balance {balance_wei} wei, cost {cost_wei} wei with its pooled orders"
     )]
@@ -121,10 +123,10 @@ pub enum RejectReason {
         sender: Address,
         /// Its balance.
         balance_wei: U256,
-        /// The most that they cost together.
+        /// The most that these orders cost together, in wei.
         cost_wei: U256,
     },
-    /// A block contains a transaction of the bundle that may not be omitted.
+    /// A block contains a required transaction of the bundle.
     #[error("txs[{index}] ({hash}) is in a recent block")]
     TxMined {
         /// Its index.
@@ -132,7 +134,7 @@ pub enum RejectReason {
         /// Its hash.
         hash: B256,
     },
-    /// A block used the nonce of a transaction of the bundle that may not be omitted.
+    /// A block used the nonce of a required transaction of the bundle.
     #[error("txs[{index}] ({hash}) has nonce {nonce}, the sender's next is {next}")]
     TxStale {
         /// Its index.
@@ -141,7 +143,7 @@ pub enum RejectReason {
         hash: B256,
         /// Its nonce.
         nonce: u64,
-        /// The lowest nonce the sender can still use.
+        /// The lowest nonce that the sender can still use.
         next: u64,
     },
     /// A list in a bundle is too long.
@@ -154,20 +156,20 @@ pub enum RejectReason {
         /// [`MAX_TXS_PER_BUNDLE`](crate::MAX_TXS_PER_BUNDLE).
         limit: usize,
     },
-    /// The block it is for has been built.
+    /// The block that the order is for has been built.
     #[error("blockNumber is {value}, the lowest that is not built yet is {limit}")]
     BlockPassed {
-        /// The block it is for.
+        /// The block that the order is for.
         value: u64,
         /// The next block.
         limit: u64,
     },
-    /// The block it is for is too far ahead.
+    /// The block that the order is for is too far ahead.
     #[error("blockNumber is {value}, the highest that is accepted now is {limit}")]
     BlockTooFar {
-        /// The block it is for.
+        /// The block that the order is for.
         value: u64,
-        /// The head and [`MAX_BLOCKS_AHEAD`](crate::MAX_BLOCKS_AHEAD).
+        /// The head plus [`MAX_BLOCKS_AHEAD`](crate::MAX_BLOCKS_AHEAD).
         limit: u64,
     },
 }
@@ -194,22 +196,22 @@ load_control::labels_of! {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BundleError {
-    /// No transactions, and no uuid that would make it a cancellation.
+    /// The bundle has no transactions, and no uuid that would make it a cancellation.
     #[error("txs is empty: at least 1 transaction, or a replacementUuid to cancel, is needed")]
     Empty,
-    /// A nonce without a uuid, whose messages it would order.
+    /// The bundle has a nonce but no uuid whose messages the nonce would order.
     #[error("replacementNonce is {nonce} but there is no replacementUuid")]
     NonceWithoutUuid {
         /// The nonce.
         nonce: u64,
     },
-    /// Without a signer anyone could replace the bundle.
+    /// The bundle has a uuid but no signer, so anyone could replace it.
     #[error("replacementUuid is {uuid} but the request is not signed")]
     UuidWithoutSigner {
         /// The uuid.
         uuid: Uuid,
     },
-    /// The bundle could never be valid.
+    /// The timestamps exclude each other, so the bundle could never be valid.
     #[error("minTimestamp is {min_timestamp}, above maxTimestamp {max_timestamp}")]
     TimestampsReversed {
         /// `minTimestamp`.
@@ -217,7 +219,7 @@ pub enum BundleError {
         /// `maxTimestamp`.
         max_timestamp: u64,
     },
-    /// The refund is the whole payment.
+    /// The refund is the whole payment or more.
     #[error("refundPercent is {value}, the most is {limit}")]
     RefundPercent {
         /// The requested percentage.
@@ -225,7 +227,7 @@ pub enum BundleError {
         /// [`MAX_REFUND_PERCENT`](crate::MAX_REFUND_PERCENT).
         limit: u64,
     },
-    /// Two names of the same field with different values.
+    /// The two names of the uuid have different values.
     #[error("uuid is {uuid}, replacementUuid is {replacement_uuid}: they must be equal")]
     TwoUuids {
         /// `uuid`.
@@ -262,13 +264,13 @@ pub enum BundleError {
         /// The hash in `refundTxHashes`.
         hash: B256,
     },
-    /// An unknown version.
+    /// The version is unknown.
     #[error("version is {value}, must be v1 or v2")]
     UnknownVersion {
-        /// The value, cut to 32 characters.
+        /// The value, truncated to 32 characters.
         value: String,
     },
-    /// A field that a v1 bundle does not have.
+    /// The field does not exist in a v1 bundle.
     #[error("{field} is not in version v1")]
     NotInVersion {
         /// The field.
@@ -284,7 +286,7 @@ pub enum BundleError {
         /// The limit.
         limit: usize,
     },
-    /// A transaction that does not decode as a signed pooled transaction.
+    /// A transaction does not decode as a signed pooled transaction.
     #[error("txs[{index}] does not decode as a signed transaction: {source}")]
     Undecodable {
         /// Its index.
@@ -292,7 +294,7 @@ pub enum BundleError {
         /// The decoder's error.
         source: alloy_eips::eip2718::Eip2718Error,
     },
-    /// A transaction with an invalid signature.
+    /// A transaction has an invalid signature.
     #[error("txs[{index}] ({hash}) has an invalid signature")]
     Signature {
         /// Its index.
@@ -300,7 +302,7 @@ pub enum BundleError {
         /// Its hash.
         hash: B256,
     },
-    /// A sidecar that does not match its transaction.
+    /// A sidecar does not match its transaction.
     #[error("txs[{index}] ({hash}): {source}")]
     Sidecar {
         /// Its index.
@@ -341,15 +343,16 @@ pub enum SidecarError {
     Proof,
 }
 
-/// A reader fell behind the log's window.
+/// A reader fell behind by more than the log holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{missed} events left the log before they were read (replay unfinished: {replay_unfinished})"
 )]
 pub struct Lagged {
-    /// The exact number of log events that it missed, including those that do not concern its
+    /// The exact number of events that the reader missed, including those that do not concern its
     /// block.
     pub missed: u64,
-    /// It was still replaying. The rest of the replay follows, as of the oldest event in the log.
+    /// Whether the reader was still replaying. The rest of the replay follows, as of the oldest
+    /// event in the log.
     pub replay_unfinished: bool,
 }

@@ -1,4 +1,4 @@
-//! The pool's output: events for subscribers, outcomes for callers.
+//! The pool's output: events for subscribers, and outcomes for callers.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// The order is in the pool from here on.
+    /// The order is in the pool from now on.
     Added(Arc<Order>),
     /// The order is no longer in the pool.
     Removed {
@@ -23,38 +23,44 @@ pub enum Event {
         /// Why it was removed.
         reason: RemoveReason,
     },
-    /// The node has announced a transaction that external callers had sent and that is in the pool. A replay has its
-    /// `Added` alone; [`Transaction::is_public`](crate::Transaction::is_public) tells.
+    /// The node has announced a pooled transaction that external callers had sent. A replay has
+    /// only the transaction's `Added`; [`Transaction::is_public`](crate::Transaction::is_public)
+    /// tells the rest.
     BecamePublic(Arc<Order>),
-    /// An order of external callers that is in the pool was sent by another one too, or again with other terms, and is
-    /// kept for it as well. A replay has the `Added` alone.
+    /// A pooled order of an external caller has another holder, or new terms: another caller sent
+    /// it too, or a caller sent it again with other terms. A replay has only the order's `Added`.
     Held {
-        /// The order, with the holder and the terms of who sent it first.
+        /// The order, with the holder and the terms of the caller that sent it first.
         order: Arc<Order>,
-        /// Who sent it now.
+        /// The holder that sent it now.
         holder: Holder,
-        /// The terms on which it was sent now, of a private transaction.
+        /// The terms on which it was sent now, if it was sent as a private transaction.
         terms: Option<PrivateTerms>,
     },
-    /// No bundle of this key with this nonce or a lower one is valid any more, including those that
-    /// have not arrived yet. Published to every subscriber, after the removal of the key's pooled
-    /// bundles.
+    /// No bundle of this key with this nonce or a lower one is valid any more, including bundles
+    /// that have not arrived yet. Published to every subscriber, after the removal of the key's
+    /// pooled bundles.
     Cancelled(Cancellation),
-    /// This private transaction, as its signer has sent it until then, is not valid any more, here or
-    /// in another pool. Published to every subscriber, after the removal of the transaction if it
-    /// was pooled.
+    /// A private transaction that this signer has sent until now is not valid any more, in this
+    /// pool or another one. Published to every subscriber, after the removal of the transaction if
+    /// it was pooled.
     CancelledPrivate(PrivateCancellation),
     /// The cancellation of this key is no longer remembered: a bundle that arrives now is accepted.
     CancellationForgotten(ReplacementKey),
-    /// The chain has a new head. A subscriber that sees head N has seen the removal of N's
-    /// transactions, the orders that a reorg put back, and the removal of up to 64 bundles that are
-    /// over: those for N, and those that cannot do without what N contains. If there are more, the
-    /// others are removed after it, so a bundle's block decides. Of private transactions that are over,
-    /// 256 are removed before it, and the others at once after it, as are the transactions whose nonces
-    /// the mined orders used. What N's other nonces make stale is removed when these are known.
+    /// The chain has a new head, block N. Before this event come
     ///
-    /// A replay begins with the current head, before the orders; without it if the pool knows no
-    /// head yet.
+    /// - the removal of N's transactions,
+    /// - the orders that a reorg put back,
+    /// - the removal of up to 64 bundles that are for N, or that require a transaction of N.
+    ///   Further ones are removed after this event, so a reader must compare a bundle's block
+    ///   itself,
+    /// - the removal of up to 256 private transactions whose last block is N.
+    ///
+    /// Right after it come the removals of the other such private transactions, and of the
+    /// transactions whose nonces the mined orders used. Transactions that N's other nonces make
+    /// stale are removed when these nonces are known.
+    ///
+    /// A replay begins with the current head, before the orders, unless the pool knows no head yet.
     Head(Arc<Head>),
 }
 
@@ -62,40 +68,43 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoveReason {
-    /// A block contains it. Of a bundle: a block contains one of its transactions that may not be
-    /// omitted, or all of them.
+    /// A block contains the order. For a bundle: a block contains one of its required transactions,
+    /// or all of its transactions.
     Mined,
-    /// A block raised its sender's nonce above its own. Of a bundle: the same for one of its
-    /// transactions that may not be omitted.
+    /// A block raised the sender's nonce above the transaction's. For a bundle: a block did so for
+    /// one of its required transactions.
     StaleNonce,
-    /// Its retention is over.
+    /// The order's retention is over.
     Expired,
-    /// It paid the least when its share of the pool was full. Of a bundle: a cap was reached, its
-    /// signer held the most, and it was that signer's bundle for the latest block.
+    /// The transaction paid the least when its share of the pool was full. For a bundle: a cap was
+    /// reached, its signer held the most, and it was that signer's bundle for the latest block.
     Evicted,
-    /// Its block, or the last block of a private transaction, is built.
+    /// The bundle's block, or the last block of the private transaction, has been built.
     BlockPassed,
-    /// Its block is farther ahead than is accepted: it was inserted before the pool knew the head.
+    /// The order's block is farther ahead than is accepted. It was inserted before the pool knew
+    /// the head.
     BlockTooFar,
-    /// Of a blob transaction: the node has announced it with cell proofs, and its `Added` with these
-    /// follows. Of a bundle: one with the same key for the same block and a higher nonce arrived; its
-    /// `Added` follows, unless the pool does not take it: see [`OrderPool::supersede`](crate::OrderPool::supersede).
+    /// For a bundle: one with the same key, for the same block, with a higher nonce arrived. Its
+    /// `Added` follows, unless the pool refuses it: see
+    /// [`OrderPool::supersede`](crate::OrderPool::supersede). For a blob transaction: the node has
+    /// announced it with cell proofs, and its `Added` with these follows.
     Replaced,
-    /// Its signer cancelled it. Of a bundle, the [`Event::Cancelled`] follows.
+    /// The order's signer cancelled it. For a bundle, [`Event::Cancelled`] follows.
     Cancelled,
 }
 
-/// What a pool knows of an order by its hash.
+/// What a pool knows about an order by its hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OrderStatus {
-    /// It is in the pool.
+    /// The order is in the pool.
     Pooled,
-    /// It was removed for good, and is still in the dedupe window.
+    /// The order was removed for good, and is still in the dedupe window.
     Removed,
-    /// It was evicted, or it expired, or its block has passed, which a reorg may undo. It is accepted if it is inserted again and, when the pool is full, pays more than another.
+    /// The order was evicted, or it expired, or its block has passed, which a reorg may undo. It is
+    /// accepted if it is inserted again and, when the pool is full, pays more than another order.
     MayReturn,
-    /// It was never in the pool, or has left the dedupe window.
+    /// The order was never in the pool, or has left the dedupe window.
     Unknown,
 }
 
@@ -110,37 +119,42 @@ pub enum InsertOutcome {
         /// The replaced bundle.
         old: OrderId,
     },
-    /// The order was an empty bundle with a uuid, which is a cancellation, and it took effect.
+    /// The order was an empty bundle with a uuid, which is a cancellation, and took effect.
     Cancelled,
-    /// A bundle of its key for its block, or a cancellation of its key, with the same or a higher
-    /// nonce came before, with the same one unless the pool has refused or removed that; of a
-    /// message without a nonce: one that was sent later, and `nonce` is its time, in
-    /// microseconds since the Unix epoch. Of a private transaction: its signer cancelled it after it arrived, and the
-    /// numbers are both times, in microseconds since the Unix epoch. Nothing changed.
+    /// Another message was valid instead, and nothing changed.
+    ///
+    /// - A bundle of its key for its block, or a cancellation of its key, with the same or a higher
+    ///   nonce came before. A bundle with the same nonce that the pool has refused or removed does
+    ///   not count.
+    /// - The bundle has no nonce, and a message of its key was sent later. Then `nonce` is the
+    ///   bundle's time, in microseconds since the Unix epoch.
+    /// - Its signer cancelled the private transaction after it arrived. Then both numbers are
+    ///   times, in microseconds since the Unix epoch.
     Superseded {
-        /// Its nonce.
+        /// The message's nonce.
         nonce: u64,
         /// The highest nonce of its key.
         current: u64,
     },
-    /// Its key was cancelled permanently. Nothing changed.
+    /// The bundle's key was cancelled permanently. Nothing changed.
     CancelledPermanently,
-    /// It is already in the pool. Nothing changed except its recorded origins
-    /// ([`Transaction::second_origin`](crate::Transaction::second_origin)) and who holds it, of which subscribers are told.
+    /// The order is already in the pool. Only its recorded origins
+    /// ([`Transaction::second_origin`](crate::Transaction::second_origin)), its retention and its
+    /// holders may have changed, which subscribers are told ([`Event::Held`]).
     Known,
-    /// It was in the pool, was removed for good (not evicted, not expired, not as its block has
-    /// passed), and is still in the dedupe window. Nothing changed.
+    /// The order was in the pool, was removed for good (it was not evicted and did not expire), and
+    /// is still in the dedupe window. Nothing changed.
     AlreadyRemoved,
     /// A recent block contains it. Nothing changed.
     Mined,
     /// A recent block raised the sender's nonce above its own. Nothing changed.
     StaleNonce {
-        /// Its nonce.
+        /// The transaction's nonce.
         nonce: u64,
-        /// The lowest nonce the sender can still use.
+        /// The lowest nonce that the sender can still use.
         next: u64,
     },
-    /// It was refused. Nothing changed.
+    /// The order was refused. Nothing changed.
     Rejected(RejectReason),
 }
 
@@ -150,7 +164,7 @@ impl From<RejectReason> for InsertOutcome {
     }
 }
 
-/// As the outcome of a bundle that is a cancellation.
+/// The outcome of an empty bundle, which is a cancellation.
 impl From<CancelOutcome> for InsertOutcome {
     fn from(outcome: CancelOutcome) -> Self {
         match outcome {
@@ -165,20 +179,20 @@ impl From<CancelOutcome> for InsertOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelOutcome {
-    /// It took effect, and subscribers are told.
+    /// The cancellation took effect, and subscribers are told.
     Cancelled {
-        /// How many bundles were removed: at most one for each block.
+        /// The number of removed bundles: at most one for each block.
         removed: usize,
     },
-    /// A cancellation of its key with the same or a higher nonce came before, or such a bundle for
-    /// every block that has one. Nothing changed.
+    /// A cancellation of the key with the same or a higher nonce came before, or all bundles of the
+    /// key have such a nonce. Nothing changed.
     Superseded {
-        /// Its nonce.
+        /// The cancellation's nonce.
         nonce: u64,
-        /// The highest nonce of its key.
+        /// The highest nonce of the key.
         current: u64,
     },
-    /// Its key was cancelled permanently before. Nothing changed.
+    /// The key was cancelled permanently before. Nothing changed.
     CancelledPermanently,
 }
 
@@ -186,14 +200,13 @@ pub enum CancelOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelPrivateOutcome {
-    /// It was removed from the pool.
+    /// The transaction was removed from the pool.
     Cancelled,
-    /// The node has announced it, or another caller sent it too, so it can no longer be cancelled.
-    /// Nothing changed.
+    /// The node has announced the transaction, or another caller sent it too, so it can no longer
+    /// be cancelled. Nothing changed.
     Public,
     /// No pooled private transaction of this signer has this hash, or it was sent later than it was
-    /// cancelled. Subscribers are told, since another pool may have it, unless
-    /// [`MAX_UNKNOWN_CANCELLATIONS`](crate::MAX_UNKNOWN_CANCELLATIONS) of this caller or
-    /// signer are remembered.
+    /// cancelled. Subscribers are told, since another pool may have it, unless the caller has used
+    /// up its [`MAX_UNKNOWN_CANCELLATIONS`](crate::MAX_UNKNOWN_CANCELLATIONS).
     Unknown,
 }

@@ -1,11 +1,13 @@
-//! Who an order of an external caller is counted against.
+//! Decides against whom the orders of an external caller are counted.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use alloy_primitives::Address;
 
-/// Who holds an order of an external caller. The pool counts by holder first, then by signer: at a
-/// cap the holder with the most loses, and keys, which cost nothing, gain nothing.
+/// The party that holds an order of an external caller.
+///
+/// The pool counts by holder first, then by signer. At a cap the holder with the most loses an
+/// order, so further keys, which cost nothing, gain nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Holder {
     /// The host itself. Half of each cap is for the host and the signers that it knows.
@@ -13,30 +15,32 @@ pub enum Holder {
     Host,
     /// A signer that the host knows.
     Signer(Address),
-    /// A caller of whom the host knows the network address only: see [`Self::caller`].
+    /// A caller of whom the host knows only the network address: see [`Self::caller`].
     Caller(IpAddr),
-    /// A signer that the host does not know, behind a front.
+    /// A signer that the host does not know, behind a front (a trusted machine that forwards the
+    /// requests of many signers).
     Forwarded {
         /// The address of the front.
         front: IpAddr,
-        /// The signer; `None` for what is not signed.
+        /// The signer; `None` if the request is not signed.
         signer: Option<Address>,
     },
 }
 
-/// Holders of which one person can have many, so that together they have a bounded number of
+/// A group of holders that one person can own, so that together they have a bounded number of
 /// callers' shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Network {
     /// The first 48 bits of an IPv6 address.
     Site(Ipv6Addr),
-    /// All that a front forwards for signers that the host does not know.
+    /// All signers behind a front that the host does not know.
     Front(IpAddr),
 }
 
 impl Holder {
-    /// The holder for a network address: IPv4, or the first 56 bits of IPv6, which is the least that
-    /// a provider gives to one subscriber (RIPE-690). All of one /48 have the shares of four.
+    /// Returns the holder for a network address: an IPv4 address, or the first 56 bits of an IPv6
+    /// address, which is the least that a provider gives to one subscriber (RIPE-690). The callers
+    /// of one /48 have the shares of four callers together.
     pub fn caller(address: IpAddr) -> Self {
         Self::Caller(match address.to_canonical() {
             IpAddr::V6(address) => prefix(address, 56).into(),
@@ -44,13 +48,13 @@ impl Holder {
         })
     }
 
-    /// Whether it counts in the half of the host and the signers that it knows, which callers cannot
-    /// take.
+    /// Whether it counts in the half of the host and the signers that it knows, which callers
+    /// cannot use.
     pub const fn is_known(&self) -> bool {
         matches!(self, Self::Host | Self::Signer(_))
     }
 
-    /// The network of which it is one of many; `None` for an IPv4 address, which costs money, and
+    /// Returns the network to which it belongs; `None` for an IPv4 address, which costs money, and
     /// for a known holder.
     pub(crate) fn network(&self) -> Option<Network> {
         match *self {
@@ -70,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv6_subscriber_is_one_caller_and_a_site_one_network() {
+    fn an_ipv6_56_is_one_caller_and_a_48_one_network() {
         let holder = |address: &str| Holder::caller(address.parse().expect("an address"));
         let one = holder("2001:db8:1:ab01::1");
         assert_eq!(one, holder("2001:db8:1:abff:ffff::2"), "the same /56");

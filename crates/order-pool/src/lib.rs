@@ -33,7 +33,7 @@ pub use holder::Holder;
 pub use metrics::{METRICS, PoolStats};
 pub use order::*;
 pub use pool::OrderPool;
-pub use read::{Ender, Subscription};
+pub use read::{CloseHandle, Subscription};
 pub use sink::{OrderSink, SinkEnd, SinkEndReason, SinkGuard};
 pub use upkeep::{Upkeep, UpkeepConfig, UpkeepEnd, UpkeepEndReason};
 /// The versions whose types stand in this crate's signatures.

@@ -1,4 +1,4 @@
-//! The pool's counters, for `stats()` and for the `metrics` facade.
+//! The pool's metrics, for `stats()` and for the `metrics` facade.
 
 use load_control::metric_set;
 
@@ -8,7 +8,7 @@ use crate::{
     event::{InsertOutcome, RemoveReason},
 };
 
-/// Declares each level and each count of [`PoolStats`] once: for it, and for the recorder.
+/// Declares each level and each count once, for [`PoolStats`] and for the metrics recorder.
 macro_rules! figures {
     (
         levels { $($level:ident = $level_name:literal, $unit:ident, $level_text:literal;)* }
@@ -19,7 +19,7 @@ macro_rules! figures {
             /// `_total`; `order_pool_upkeep_step_seconds` is a histogram; the others are gauges.
             pub const METRICS;
 
-            /// What was counted since the pool was made.
+            /// The counts since the pool was made.
             #[derive(Debug)]
             pub(crate) struct Counters {
                 $(count $count = $count_name, Count, $count_text;)*
@@ -27,8 +27,8 @@ macro_rules! figures {
                     "Orders refused, at entry or when a reorg freed them, by `reason`", "reason": RejectReason::ALL;
             }
 
-            /// The present sizes and the constant caps to compare them with. Written under the writer's lock,
-            /// read without it.
+            /// The present sizes, and the constant caps to compare them with. They are written
+            /// under the writer's lock, and read without it.
             #[derive(Debug)]
             pub(crate) struct Levels {
                 $(level $level = $level_name, $unit, $level_text;)*
@@ -55,13 +55,13 @@ macro_rules! figures {
 
         /// The pool's present sizes, and its counts since it was made.
         ///
-        /// The figures are read one by one while the pool runs: each is right, but their sums may
-        /// be off by concurrent changes.
+        /// The figures are read one by one while the pool runs. Each is right, but sums of several
+        /// may be off by concurrent changes.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct PoolStats {
             $(#[doc = concat!($level_text, ".")] pub $level: u64,)*
-            /// Memory of transactions and bundles, in bytes.
+            /// The memory of transactions and bundles, in bytes.
             pub bytes: u64,
             /// Subscriptions.
             pub subscribers: u64,
@@ -146,8 +146,9 @@ impl Counters {
         }
     }
 
-    /// Orders that a block had taken which is undone, and that were not kept for that: at most so many.
-    pub(crate) fn not_kept(&self, count: u64) {
+    /// Counts orders that an undone block had removed, and that were not kept to be put back.
+    /// `count` is an upper bound.
+    pub(crate) fn reorg_dropped(&self, count: u64) {
         const FULL: RejectReason =
             RejectReason::Full { count: 0, limit: 0, bytes: 0, limit_bytes: 0 };
         self.rejected[FULL.index()].add(count);
@@ -169,7 +170,7 @@ impl Counters {
 }
 
 impl Levels {
-    /// Of the orders in the pool.
+    /// Returns the bytes of the orders in the pool.
     pub(crate) fn bytes(&self) -> u64 {
         self.tx_bytes.get() + self.bundle_bytes.get()
     }

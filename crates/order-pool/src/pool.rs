@@ -1,30 +1,40 @@
 //! The pool: the core behind one lock for writers, and the tables that readers use without it.
 //!
-//! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
-//! and by a step of upkeep (to remove what is over, up to 16 times, to expire, to compact): for one change and its publication. An insert
-//! evicts at most 512 transactions, or evicts 64 bundles and removes 4 that are over; a step touches at most 256
-//! transactions, removes at most 4 bundles, or rewrites at most 16 pages; one that puts back what a reorg un-mined
-//! ends with the order that has it touch as many, whose insert may evict others. Each ends at most 256 claims on orders that
-//! have left. It is never held together with a sink's. Under it no
-//! sink and no waker runs: an iterator that a caller passed is drained before it is taken, and replaced
-//! values are freed after it is released. The only foreign code that runs under it is that of the
-//! metrics recorder.
+//! # The writer's lock
+//! Each insert and cancellation takes it once, for one change and its publication. A head, a list
+//! of nonces and a step of upkeep are divided into steps that take it once each. What one hold does
+//! is bounded:
 //!
-//! Heads and lists of nonces take turns through a second lock, which nothing else takes; the writer's is
-//! taken under it, never the other way round.
+//! - An insert evicts at most 512 transactions, or evicts at most 64 bundles and removes 4 that are
+//!   expired or invalid.
+//! - A step touches at most 256 transactions, removes at most 4 bundles, or rewrites at most 16
+//!   pages.
+//! - A step that puts back what a reorg un-mined ends with the order that brings it to 256
+//!   transactions, whose insert may evict others.
+//! - Each hold releases at most 256 claims on orders that were removed before.
 //!
-//! One mutex, because there is one mempool: the critical section is bounded, and the many readers take
-//! no lock anyway.
+//! No sink and no waker runs under this lock, and no other lock of a sink is held with it. An
+//! iterator that a caller passes is drained before the lock is taken, and replaced values are freed
+//! after it is released. The only foreign code that runs under it is that of the metrics recorder.
+//!
+//! Heads and lists of nonces take turns through a second lock, which nothing else takes. The
+//! writer's lock is taken under it, never the other way round.
+//!
+//! There is one mutex because there is one mempool: the critical section is bounded, and the many
+//! readers take no lock anyway. A panic under a lock would be a defect of this crate, which its
+//! message has reported. It does not poison the lock: to refuse all orders from then on would help
+//! nobody.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate, Relation};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     clock::Clock,
@@ -41,18 +51,19 @@ use crate::{
     read::{Publisher, SeenState, Subscription, Tables},
 };
 
-/// Most transactions that one step of a head, of nonces or of upkeep touches: at about 2 us each, half a
-/// millisecond.
+/// The most transactions that one step of a head, of nonces or of upkeep touches: half a
+/// millisecond, at about 2 us each.
 const PER_STEP: usize = 256;
-/// Steps that remove bundles before a block is told, and with each step of upkeep: of 64, in about two
-/// milliseconds.
+
+/// The most steps that remove bundles before a head is published, and with each step of upkeep.
+/// They remove 64 bundles in about two milliseconds.
 const SWEEPS_IN_A_ROW: usize = 16;
 
-/// The pause between two steps of a head. Without one the thread that has just released the lock
-/// would usually get it again before one that waits for it.
+/// The pause between two steps of a head. Without it the thread that has just released the lock
+/// would usually take it again before a thread that waits for it.
 pub(crate) const STEP_PAUSE: Duration = Duration::from_micros(50);
 
-/// Calls `step` with the items in groups, and pauses between two.
+/// Calls `step` with the items in groups of [`PER_STEP`], and pauses between the calls.
 fn in_steps<T>(items: &[T], mut step: impl FnMut(&[T])) {
     for (n, items) in items.chunks(PER_STEP).enumerate() {
         if n > 0 {
@@ -64,8 +75,8 @@ fn in_steps<T>(items: &[T], mut step: impl FnMut(&[T])) {
 
 /// A pool of orders. Cloning gives another handle to the same pool.
 ///
-/// All methods can be called from any thread at any time. Those that change the pool share one lock
-/// for a few microseconds; those that read take none, unless their documentation says so.
+/// All methods can be called from any thread at any time. Methods that change the pool share one
+/// lock for a few microseconds. Methods that read take no lock, unless their documentation says so.
 #[derive(Clone, Debug)]
 pub struct OrderPool {
     pub(crate) shared: Arc<PoolShared>,
@@ -73,8 +84,9 @@ pub struct OrderPool {
 
 pub(crate) struct PoolShared {
     writer: Mutex<Writer>,
-    /// Held through all steps of a head or of a list of nonces, so that they come one after another.
-    turn: Mutex<()>,
+    /// Held through all steps of a head or of a list of nonces, so that these are applied one after
+    /// another.
+    chain_turn: Mutex<()>,
     pub(crate) tables: Arc<Tables>,
     levels: Levels,
     clock: Clock,
@@ -85,7 +97,7 @@ pub(crate) struct PoolShared {
 
 impl std::fmt::Debug for PoolShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Never the contents: printing a pool would fill the log.
+        // Without the contents, which would fill a log.
         f.debug_struct("Pool").field("head", &self.tables.wakers.head()).finish_non_exhaustive()
     }
 }
@@ -97,7 +109,7 @@ impl Drop for PoolShared {
     }
 }
 
-/// What the one lock protects.
+/// The state that the writer's lock protects.
 struct Writer {
     core: Core,
     publisher: Publisher,
@@ -107,7 +119,7 @@ impl OrderPool {
     /// Makes an empty pool.
     ///
     /// # Errors
-    /// If the configuration is out of bounds: see [`PoolConfig::validate`].
+    /// The configuration is out of bounds: see [`PoolConfig::validate`].
     pub fn new(config: PoolConfig) -> Result<Self, ConfigError> {
         Self::with_clock(config, Clock::system())
     }
@@ -130,7 +142,7 @@ impl OrderPool {
         Self {
             shared: Arc::new(PoolShared {
                 writer: Mutex::new(Writer { core, publisher }),
-                turn: Mutex::default(),
+                chain_turn: Mutex::default(),
                 tables,
                 levels,
                 clock,
@@ -145,15 +157,16 @@ impl OrderPool {
         self.insert(Order::Tx(tx), None)
     }
 
-    /// Inserts a bundle; its parts name its signer. An empty one with a uuid cancels earlier ones.
+    /// Inserts a bundle; its parts name its signer. An empty bundle with a uuid cancels the key's
+    /// earlier ones.
     ///
-    /// A bundle without a block number is for the block after the head; while the pool knows no
-    /// head, it is for any block until the first head comes.
+    /// A bundle without a block number is for the block after the head. While the pool knows no
+    /// head, it is for any block, until the first head comes.
     pub fn insert_bundle(&self, bundle: Bundle) -> InsertOutcome {
         self.insert(Order::Bundle(bundle), None)
     }
 
-    /// Inserts an order. With `funds` only if [`Self::check_funds`] allows it.
+    /// Inserts an order; with `funds` only if the check of [`Self::check_funds`] passes.
     pub fn insert(&self, order: Order, funds: Option<&Funds>) -> InsertOutcome {
         self.shared.try_insert(|core| {
             if let Some(funds) = funds {
@@ -166,18 +179,25 @@ impl OrderPool {
         })
     }
 
-    /// Lets a caller hold a pooled transaction that another one has sent, as inserting it again
-    /// would: from then on it counts for both, and stays until both have lost it. With `terms` the
-    /// caller sends it as a private one.
-    pub fn hold(&self, hash: &B256, holder: Holder, terms: Option<&PrivateTerms>) -> InsertOutcome {
-        self.shared.try_insert(|core| core.hold_again(hash, holder, terms))
+    /// Adds a caller to the holders of a pooled transaction, as inserting the transaction again
+    /// would. From then on it counts for all of its holders, and stays until all have lost it. With
+    /// `terms` the caller sends it as a private transaction.
+    pub fn add_holder(
+        &self,
+        hash: &B256,
+        holder: Holder,
+        terms: Option<&PrivateTerms>,
+    ) -> InsertOutcome {
+        self.shared.try_insert(|core| core.add_tx_holder(hash, holder, terms))
     }
 
-    /// Whether the sender of an order's first transaction can pay for it and for all external orders
-    /// of the same holder that begin with another of its transactions; of those with the same nonce
-    /// only the dearest, since no more than one can be included. What others have sent of that sender
-    /// does not count, so that nobody can spend another one's balance. The first transaction of a
-    /// bundle that may omit it does not count. Takes the lock, for one look-up for each pooled nonce.
+    /// Checks whether the sender of an order's first transaction can pay for the order and for all
+    /// external orders of the same holder that begin with another of its transactions.
+    ///
+    /// Of several orders with the same nonce only the dearest counts, since at most one can be
+    /// included. Orders that other holders have sent do not count, so that nobody can use up
+    /// another holder's balance. The first transaction of a bundle that may omit it does not count.
+    /// Takes the lock, for one look-up for each pooled nonce.
     ///
     /// # Errors
     /// [`RejectReason::InsufficientFunds`].
@@ -185,9 +205,9 @@ impl OrderPool {
         self.shared.lock().core.claims.check_funds(order, funds)
     }
 
-    /// Cancels the bundles of a key for all blocks with its nonce or a lower one, including those
-    /// that have not arrived yet; without a nonce, permanently. Another signer's bundles have
-    /// another key.
+    /// Cancels the bundles of a key with the cancellation's nonce or a lower one, for all blocks,
+    /// including bundles that have not arrived yet. Without a nonce the cancellation is permanent.
+    /// Another signer's bundles have another key.
     pub fn cancel_bundle(&self, cancellation: Cancellation) -> CancelOutcome {
         let shared = &self.shared;
         let outcome = shared.write(|core| core.cancel_bundle(cancellation));
@@ -195,49 +215,54 @@ impl OrderPool {
         outcome
     }
 
-    /// Ends the bundle of a key for a block that has a lower nonce: another pool has replaced it, by one that this pool does
-    /// not take, as its transactions are in a block here already, or for want of room. Of messages without a nonce it is
-    /// that which the other pool has given them.
+    /// Removes the bundle of a key for a block if it has a lower nonce: another pool has replaced
+    /// it by one that this pool refuses, because its transactions are in a block here already, or
+    /// for want of room. Of a message without a nonce, `nonce` is the one that the other pool has
+    /// assigned.
     pub fn supersede(&self, key: ReplacementKey, block: u64, nonce: u64, holder: Holder) {
         self.shared.write(|core| core.supersede((key, Some(block)), nonce, holder));
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
-    /// become public, or another caller sent it too. `at` is when the signer cancelled it, by
-    /// [`arrival`](crate::arrival()):
-    /// what was sent later stays, and is accepted if it is sent again. Whether or not the
-    /// transaction is here, subscribers are told, and until
-    /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after `at` it is refused if it
-    /// arrives with an earlier [`Transaction::first_seen`]. What is remembered counts against
-    /// `holder`; what was cancelled longer ago only removes the transaction.
+    /// become public, or another caller sent it too.
+    ///
+    /// `cancelled_at` is when the signer cancelled it, by [`arrival`](crate::arrival()). A
+    /// transaction that was sent later stays, and is accepted if it is sent again. Subscribers are
+    /// told whether or not the transaction is in the pool, and until
+    /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after `cancelled_at` it is refused
+    /// if it arrives with an earlier [`Transaction::first_seen`]. A remembered cancellation counts
+    /// against `holder`. A cancellation that is older only removes the transaction.
     pub fn cancel_private(
         &self,
         hash: &B256,
         signer: Address,
         holder: Holder,
-        at: SystemTime,
+        cancelled_at: SystemTime,
     ) -> CancelPrivateOutcome {
         let shared = &self.shared;
-        // A clock that is ahead: now.
-        let age = SystemTime::now().duration_since(at).unwrap_or_default();
-        let cancellation = PrivateCancellation { hash: *hash, signer, at, holder };
+        // The clock of another machine may be ahead: then it was cancelled now.
+        let age = SystemTime::now().duration_since(cancelled_at).unwrap_or_default();
+        let cancellation = PrivateCancellation { hash: *hash, signer, cancelled_at, holder };
         let outcome = shared.write(|core| core.cancel_private(cancellation, age));
-        let counted = outcome == CancelPrivateOutcome::Cancelled;
-        shared.tables.counters.cancellations.add(u64::from(counted));
+        let is_cancelled = outcome == CancelPrivateOutcome::Cancelled;
+        shared.tables.counters.cancellations.add(u64::from(is_cancelled));
         outcome
     }
 
-    /// Applies a new head: the mined orders are removed, orders that it un-mined (if it replaces
-    /// known blocks) are put back as new ones are inserted (what finds no room is counted as rejected), and then subscribers get [`Event::Head`], which says what is removed
-    /// before it and what after. A block that the pool knows already changes nothing, nor does one that
-    /// cannot follow its parent: the returned [`Relation`] says so.
+    /// Applies a new head.
     ///
-    /// It is done in short steps, and other changes come in between. Bundles that are left after it are
-    /// removed by [`Self::upkeep`] and by inserts; from the head on, [`Self::get`] and [`Self::contains`]
-    /// do not find one whose block has passed.
+    /// Orders that the block contains are removed. If it replaces known blocks, orders that these
+    /// had removed are put back like new ones; those for which there is no room are counted as
+    /// rejected. Then subscribers receive [`Event::Head`], which says what is removed before it and
+    /// what after. A block that the pool knows already, or whose number does not follow its
+    /// parent's, changes nothing: the returned [`Relation`] says so.
+    ///
+    /// The head is applied in short steps, with other changes in between. [`Self::upkeep`] and
+    /// inserts remove bundles that are left after it. From the head on, [`Self::get`] and
+    /// [`Self::contains`] do not find a bundle whose block has passed.
     pub fn on_head(&self, block: Block) -> Relation {
         let shared = &self.shared;
-        let _in_turn = shared.in_turn();
+        let _turn = shared.chain_turn.lock();
         let (head, mined) = (block.head, Arc::clone(&block.mined));
         let Change { relation, mut reinserted, dropped, forgotten } =
             shared.write(|core| core.chain.push(block));
@@ -245,73 +270,78 @@ impl OrderPool {
             return relation;
         }
         let mut raised = VecDeque::new();
-        in_steps(&mined, |hashes| shared.write(|core| core.mine(&head, hashes, &mut raised)));
+        in_steps(&mined, |hashes| {
+            shared.write(|core| core.remove_mined(&head, hashes, &mut raised))
+        });
         shared.sweep_some();
-        let pass_private = || shared.write(|core| core.pass_private(PER_STEP));
-        let are_left = pass_private();
+        let expire_private = || shared.write(|core| core.expire_private(PER_STEP));
+        let are_left = expire_private();
         let counters = &shared.tables.counters;
-        counters.not_kept(dropped);
+        counters.reorg_dropped(dropped);
         while !reinserted.is_empty() {
-            let (put_back, refused) = shared.write(|core| core.put_back(&mut reinserted, PER_STEP));
-            counters.put_back.add(put_back);
+            let (count, refused) = shared.write(|core| core.reinsert(&mut reinserted, PER_STEP));
+            counters.put_back.add(count);
             refused.iter().for_each(|reason| counters.outcome(&InsertOutcome::Rejected(*reason)));
             thread::sleep(STEP_PAUSE);
         }
-        in_steps(&forgotten, |hashes| shared.write(|core| core.forget(hashes)));
-        shared.write(|core| core.tell(Effect::Told(Event::Head(Arc::new(head)))));
-        while are_left && pass_private() {
+        in_steps(&forgotten, |hashes| shared.write(|core| core.forget_undone(hashes)));
+        shared.write(|core| core.publish(Effect::Transient(Event::Head(Arc::new(head)))));
+        while are_left && expire_private() {
             thread::sleep(STEP_PAUSE);
         }
-        shared.end_stale(&head, raised);
+        shared.remove_stale(&head, raised);
         counters.heads.add(1);
         counters.reorgs.add(u64::from(relation.replaced() > 0));
         counters.head_gaps.add(u64::from(matches!(relation, Relation::Gap { .. })));
         relation
     }
 
-    /// The chain was reset: it has another genesis block, as a development chain may have. The pool
-    /// forgets every block, nonce and mined transaction, and accepts again what it has removed. What is
-    /// pooled stays until it is removed for another reason. The next head is the first of the new chain.
+    /// Forgets the chain, because it was reset: it has another genesis block, as a development chain
+    /// may have.
+    ///
+    /// The pool forgets every block, nonce and mined transaction, and accepts again what it has
+    /// removed. Pooled orders stay until they are removed for another reason. The next head is the
+    /// first of the new chain.
     pub fn on_chain_reset(&self) {
-        let _in_turn = self.shared.in_turn();
+        let _turn = self.shared.chain_turn.lock();
         self.shared.write(Core::reset_chain);
     }
 
-    /// A node whose pool the host compares with this one lists these hashes: what is pooled of them
-    /// and public is kept until the node lists it no more, as with
+    /// Records that a node whose pool the host compares with this one lists these transactions.
+    /// Those that are pooled and public are kept until the node no longer lists them, as with
     /// [`Transaction::listed`](crate::Transaction::listed).
     pub fn on_listed(&self, hashes: &[B256]) {
         in_steps(hashes, |hashes| self.shared.write(|core| core.on_listed(hashes)));
     }
 
-    /// No node lists these hashes any more: what is pooled of them is kept for
-    /// [`PoolConfig::tx_retention`] from now on, since a builder may still want it.
+    /// Records that no node lists these transactions any more. Those that are pooled are kept for
+    /// [`PoolConfig::tx_retention`] from now on, since a builder may still want them.
     pub fn on_unlisted(&self, hashes: &[B256]) {
         in_steps(hashes, |hashes| self.shared.write(|core| core.on_unlisted(hashes)));
     }
 
-    /// The latest head that [`Self::on_head`] applied; `None` before the first.
+    /// Returns the latest head that [`Self::on_head`] applied; `None` before the first.
     pub fn head(&self) -> Option<Head> {
         self.shared.tables.heads.latest()
     }
 
-    /// A block that [`Self::on_head`] applied, if it is one of the last 64 and no reorg has undone it. Takes the lock, for
-    /// one look-up.
+    /// Returns a block that [`Self::on_head`] applied, if it is one of the last 64 and no reorg has
+    /// undone it. Takes the lock, for one look-up.
     pub fn block(&self, hash: &B256) -> Option<Block> {
         self.shared.lock().core.chain.recent.block(hash).cloned()
     }
 
-    /// Applies the nonces that a block raised: for each sender of the block, the next nonce it can
-    /// use. May be called any time after [`Self::on_head`]; ignored, and counted, if a reorg undid
-    /// the block meanwhile.
+    /// Applies the nonces that a block raised: for each sender of the block, the next nonce that it
+    /// can use. May be called any time after [`Self::on_head`]. If a reorg undid the block
+    /// meanwhile, the nonces are ignored and counted (`order_pool_stale_nonces_total`).
     pub fn on_nonces(&self, block_hash: B256, updates: impl IntoIterator<Item: Into<NonceUpdate>>) {
         let shared = &self.shared;
         // The iterator is foreign code, so it runs before a lock is taken.
         let updates: Vec<NonceUpdate> = updates.into_iter().map(Into::into).collect();
-        let _in_turn = shared.in_turn();
+        let _turn = shared.chain_turn.lock();
         let applied = shared.write(|core| core.raise_nonces(block_hash, updates));
         match applied {
-            Some((head, raised)) => shared.end_stale(&head, raised),
+            Some((head, raised)) => shared.remove_stale(&head, raised),
             None => shared.tables.counters.stale_nonces.add(1),
         }
     }
@@ -321,25 +351,27 @@ impl OrderPool {
         self.shared.tables.find(hash, |_| ()).is_some()
     }
 
-    /// What the pool knows of an order: whether it holds it, and if not, whether the order should
-    /// be offered again.
+    /// Returns what the pool knows about an order: whether it is pooled, and if not, whether it
+    /// should be offered again.
     pub fn status(&self, hash: &B256) -> OrderStatus {
-        // Before the pool is read, so that an order which is put back in between is found there.
+        // Read before the pool, so that an order which is put back in between is found in the pool.
         let seen = self.shared.tables.seen.state(hash);
+        if self.contains(hash) {
+            return OrderStatus::Pooled;
+        }
         match seen {
-            _ if self.contains(hash) => OrderStatus::Pooled,
             Some(SeenState::Known) => OrderStatus::Removed,
             Some(SeenState::MayReturn) => OrderStatus::MayReturn,
             None => OrderStatus::Unknown,
         }
     }
 
-    /// The order with this hash, if it is in the pool.
+    /// Returns the order with this hash, if it is in the pool.
     pub fn get(&self, hash: &B256) -> Option<Arc<Order>> {
         self.shared.tables.find(hash, Arc::clone)
     }
 
-    /// The number of orders.
+    /// Returns the number of orders.
     pub fn len(&self) -> usize {
         let levels = &self.shared.levels;
         (levels.txs.get() + levels.bundles.get()) as usize
@@ -350,21 +382,21 @@ impl OrderPool {
         self.len() == 0
     }
 
-    /// The memory of the orders, in bytes.
+    /// Returns the memory of the orders, in bytes.
     pub fn bytes(&self) -> usize {
         self.shared.levels.bytes() as usize
     }
 
-    /// The present sizes, and the counts since the pool was made.
+    /// Returns the present sizes, and the counts since the pool was made.
     pub fn stats(&self) -> PoolStats {
         let shared = &self.shared;
         let tables = &shared.tables;
         PoolStats::read(&shared.levels, &tables.counters, tables.wakers.waiters())
     }
 
-    /// Subscribes to the head, then every live order that may go into block `block`, once, then
-    /// every later event that concerns that block, in the order the pool accepted them. Heads
-    /// concern every block.
+    /// Subscribes to a block: the current head, then every live order that may go into the block,
+    /// once, then every later event that concerns it, in the order in which the pool accepted them.
+    /// Heads concern every block.
     pub fn subscribe(&self, block: u64) -> Subscription {
         Subscription::new(Arc::clone(&self.shared.tables), Some(block))
     }
@@ -374,23 +406,23 @@ impl OrderPool {
         Subscription::new(Arc::clone(&self.shared.tables), None)
     }
 
-    /// One bounded step of upkeep: removes orders that are over, rewrites pages, frees memory. Returns
-    /// whether more may be due; inserts run between steps.
+    /// Runs one bounded step of upkeep: removes expired and invalid orders, rewrites pages, frees
+    /// memory. Returns whether more may be due. Inserts run between steps.
     ///
     /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
-    /// this about once a second; if it is never called nothing expires, but every cap still holds.
+    /// it about once a second. If it is never called nothing expires, but every cap still holds.
     pub fn upkeep(&self) -> bool {
         self.shared.upkeep()
     }
 }
 
 impl PoolShared {
-    /// Runs one change under the lock, publishes its effects and wakes waiting readers.
+    /// Runs one change under the lock, publishes its effects, and wakes waiting readers.
     fn write<T>(&self, change: impl FnOnce(&mut Core) -> T) -> T {
         let (result, replaced) = {
             let mut writer = self.lock();
             let Writer { core, publisher } = &mut *writer;
-            // Read under the lock, so that time and sequence numbers ascend together.
+            // The clock is read under the lock, so that time and sequence numbers ascend together.
             core.begin(self.clock.now());
             let result = change(core);
             #[cfg(test)]
@@ -400,7 +432,7 @@ impl PoolShared {
                 debug_assert_eq!(core.next_seq, publisher.next_seq());
                 publisher.publish(&self.tables)
             });
-            // Also without effects: a key may have been forgotten without an event.
+            // Also without effects, because a key may have been forgotten without an event.
             self.set_levels(&writer);
             (result, replaced)
         };
@@ -411,7 +443,7 @@ impl PoolShared {
         result
     }
 
-    /// An insert, which is counted by its outcome.
+    /// Runs an insert, and counts its outcome.
     fn try_insert(
         &self,
         insert: impl FnOnce(&mut Core) -> Result<InsertOutcome, InsertOutcome>,
@@ -421,7 +453,7 @@ impl PoolShared {
         outcome
     }
 
-    /// Removes some of the bundles that are over; returns whether more are left.
+    /// Removes some of the expired and invalid bundles. Returns whether more are left.
     fn sweep_some(&self) -> bool {
         for _ in 0..SWEEPS_IN_A_ROW {
             if !self.write(Core::sweep) {
@@ -432,32 +464,26 @@ impl PoolShared {
         true
     }
 
-    /// Removes what has nonces that a block used.
-    fn end_stale(&self, head: &Head, mut raised: VecDeque<NonceUpdate>) {
+    /// Removes orders with nonces that a block used.
+    fn remove_stale(&self, head: &Head, mut raised: VecDeque<NonceUpdate>) {
         if raised.is_empty() {
             return;
         }
         while !raised.is_empty() {
-            self.write(|core| core.end_stale(head, &mut raised, PER_STEP));
+            self.write(|core| core.remove_stale(head, &mut raised, PER_STEP));
             thread::sleep(STEP_PAUSE);
         }
         self.sweep_some();
     }
 
-    fn in_turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn lock(&self) -> MutexGuard<'_, Writer> {
-        // No foreign code runs under the lock, so a poisoned lock means a defect of ours that its
-        // panic has reported. Refusing all orders from then on would help nobody.
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writer.lock()
     }
 
     fn apply(&self, publisher: &mut Publisher, effect: Effect) {
         match effect {
             Effect::Added(event) => publisher.add(event),
-            Effect::Told(event) => {
+            Effect::Transient(event) => {
                 match &event {
                     Event::Head(head) => {
                         self.tables.heads.publish(publisher.next_seq(), Arc::clone(head));

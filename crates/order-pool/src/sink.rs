@@ -1,35 +1,39 @@
-//! The push adapter: for code that wants to be called instead of reading.
+//! Pushes events into a host's sink, from a thread of its own.
 //!
-//! The lock of a sink's end is taken by the sink's thread once at its end, and by its guard when asked: for one
-//! field, never during a call of the sink, and never together with the pool's.
+//! A sink's thread takes the lock of its end once, when it ends, and its guard takes it to read
+//! that one field: never during a call of the sink, and never together with the pool's lock.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
 use chain_view::Head;
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     error::{Lagged, StartError},
     event::{Event, RemoveReason},
     order::{Cancellation, Order},
-    read::{Ender, Subscription},
+    read::{CloseHandle, Subscription},
 };
 
 /// How often a quiet subscription checks whether its sink is alive.
 const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many events are pushed between two checks whether the sink is alive.
+/// The number of events that are pushed between two checks whether the sink is alive.
 const PUSH_BATCH: usize = 64;
 
-/// Receives the pool's events by calls. Called from a thread that serves this sink alone, never
-/// under a lock: a sink that panics, blocks or returns nonsense affects only itself. One that
-/// blocks for ever keeps its thread and the one order it was called with.
+/// Receives the pool's events as calls.
 ///
-/// Each of the four calls returns whether the sink wants more; `false` ends the subscription.
+/// A thread that serves this sink alone makes the calls, and holds no lock meanwhile. So a sink
+/// that panics, blocks or returns nonsense affects only itself. A sink that blocks for ever keeps
+/// its thread and the one order that it was called with.
+///
+/// `insert`, `remove`, `cancel` and `head` return whether the sink wants more events; `false` ends
+/// the subscription.
 pub trait OrderSink: Send + 'static {
     /// The order is in the pool from now on.
     fn insert(&mut self, order: &Arc<Order>) -> bool;
@@ -40,39 +44,39 @@ pub trait OrderSink: Send + 'static {
     /// No bundle of this key with this nonce or a lower one is valid any more.
     fn cancel(&mut self, cancellation: &Cancellation) -> bool;
 
-    /// The chain has a new head; what was pushed before it is said at [`Event::Head`].
-    /// The first call of all has the current head, if the pool knows one.
+    /// The chain has a new head; [`Event::Head`] says which events were pushed before it. The first
+    /// call of all is for the current head, if the pool knows one.
     fn head(&mut self, head: &Head) -> bool {
         let _ = head;
         true
     }
 
-    /// Whether the sink still wants events. Called before each batch, and twice a second while
-    /// nothing happens.
+    /// Whether the sink still wants events. Called before each batch of events, and twice a second
+    /// while there are none.
     fn is_alive(&self) -> bool {
         true
     }
 
-    /// The sink was so slow that it missed events. On `true` the subscription starts again: the
-    /// current head and all live orders are pushed anew, and the sink must discard what it held
-    /// before. By default it ends.
+    /// The sink was so slow that it missed events. If it returns `true` the subscription starts
+    /// again: the sink must discard all orders, then the current head and all live orders are
+    /// pushed anew. By default the subscription ends.
     fn lagged(&mut self, lagged: Lagged) -> bool {
         let _ = lagged;
         false
     }
 }
 
-/// Why a sink gets no more events.
+/// Why a sink receives no more events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SinkEndReason {
     /// Its guard was dropped or shut down.
     Unsubscribed,
-    /// It returned `false`, or is not alive.
+    /// The sink returned `false`, or is not alive.
     Refused,
-    /// It lagged and did not want to resync.
+    /// The sink lagged and did not want to start again.
     Lagged(Lagged),
-    /// It panicked.
+    /// The sink panicked.
     Panicked,
     /// The pool was dropped.
     PoolClosed,
@@ -89,13 +93,13 @@ pub struct SinkEnd {
     pub ended: bool,
 }
 
-/// Keeps a sink subscribed. Dropping it ends the subscription: no further event is pushed, and the
-/// drop does not wait for a call that is running.
+/// Keeps a sink subscribed. Dropping it ends the subscription: no further event is pushed. The drop
+/// does not wait for a call that is running.
 #[derive(Debug)]
 #[must_use = "dropping the guard unsubscribes the sink"]
 pub struct SinkGuard {
     state: Arc<State>,
-    ender: Ender,
+    close: CloseHandle,
 }
 
 #[derive(Debug, Default)]
@@ -105,40 +109,40 @@ struct State {
 }
 
 impl SinkGuard {
-    /// Why the sink gets no more events; `None` while it does.
+    /// Returns why the sink receives no more events; `None` while it does.
     pub fn end(&self) -> Option<SinkEndReason> {
-        *self.state.end.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.state.end.lock()
     }
 
-    /// Unsubscribes and waits until the sink has returned and was dropped, for at most `deadline`.
+    /// Unsubscribes the sink, and waits for at most `deadline` until it has returned and was
+    /// dropped.
     pub fn shutdown(self, deadline: Duration) -> SinkEnd {
-        self.ender.end();
-        let end = self.state.end.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.state.ended.wait_timeout_while(end, deadline, |end| end.is_none());
-        let end = *waited.unwrap_or_else(PoisonError::into_inner).0;
+        self.close.close();
+        let mut end = self.state.end.lock();
+        let _timed_out = self.state.ended.wait_while_for(&mut end, |end| end.is_none(), deadline);
         SinkEnd { reason: end.unwrap_or(SinkEndReason::Unsubscribed), ended: end.is_some() }
     }
 }
 
 impl Drop for SinkGuard {
     fn drop(&mut self) {
-        self.ender.end();
+        self.close.close();
     }
 }
 
 impl Subscription {
-    /// Pushes its events into a sink, from a thread of its own.
+    /// Pushes the subscription's events into a sink, from a thread of its own.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn push_into<S: OrderSink>(self, sink: S) -> Result<SinkGuard, StartError> {
         let state = Arc::new(State::default());
-        let guard = SinkGuard { state: Arc::clone(&state), ender: self.ender() };
+        let guard = SinkGuard { state: Arc::clone(&state), close: self.close_handle() };
         let run = move || {
-            // After a panic the sink is dropped, and it holds no state of ours.
+            // After a panic the sink is dropped, and it has no state of this crate.
             let run = AssertUnwindSafe(|| push_all(sink, self));
             let end = catch_unwind(run).unwrap_or(SinkEndReason::Panicked);
-            *state.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+            *state.end.lock() = Some(end);
             state.ended.notify_all();
         };
         thread::Builder::new().name("order-sink".into()).spawn(run)?;
@@ -146,22 +150,22 @@ impl Subscription {
     }
 }
 
-/// One event at a time, and not in place: a sink that blocks inside a call keeps the one order it
-/// was called with, not the pool's tables.
+/// Clones one event at a time instead of visiting events in place. So a sink that blocks inside a
+/// call keeps the one order that it was called with, and not the pool's tables.
 fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription) -> SinkEndReason {
     loop {
         if !sink.is_alive() {
             return SinkEndReason::Refused;
         }
         for _ in 0..PUSH_BATCH {
-            // Before reading: orders that were accepted before the end are pushed.
-            let closed = reader.is_closed();
+            // Read before the event, so that orders which were accepted before the end are pushed.
+            let is_last = reader.is_pool_closed();
             let next = reader.next_timeout(ALIVE_INTERVAL);
-            if reader.is_ended() {
+            if reader.is_closed() {
                 return SinkEndReason::Unsubscribed;
             }
             let wants_more = match next {
-                None if closed => return SinkEndReason::PoolClosed,
+                None if is_last => return SinkEndReason::PoolClosed,
                 None => break,
                 Some(Ok(event)) => push(&mut sink, &event),
                 Some(Err(lagged)) if sink.lagged(lagged) => {
@@ -170,7 +174,7 @@ fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription) -> SinkEndReaso
                 }
                 Some(Err(lagged)) => return SinkEndReason::Lagged(lagged),
             };
-            if reader.is_ended() {
+            if reader.is_closed() {
                 return SinkEndReason::Unsubscribed;
             }
             if !wants_more {

@@ -1,4 +1,4 @@
-//! The thread that runs the pool's upkeep, in bounded steps with pauses between them.
+//! Runs the pool's upkeep from a thread of its own, in bounded steps with pauses between them.
 
 use std::{
     convert::Infallible,
@@ -15,26 +15,27 @@ use crate::{
     pool::{OrderPool, STEP_PAUSE},
 };
 
-/// The pause between two rounds, while nothing is due: at 2,000 transactions/s, 500 orders expire in
-/// a quarter of a second, which are two steps.
+/// The pause between two rounds, while nothing is due. At 2,000 transactions/s, 500 orders expire
+/// in a quarter of a second, which takes two steps.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The most by which each pause is lengthened at random, as a part of it: processes that were started
-/// together are spread over a fifth of the interval within one round.
+/// The most by which each pause is lengthened at random, as a part of it. Processes that were
+/// started together are spread over a fifth of the interval within one round.
 const JITTER: f64 = 0.2;
 
-/// The shortest pause between two steps while the load is high: steps of 256 transactions then process at
-/// most 25,600 a second, well above what expires at 2,000 transactions/s. With each, 64 of the bundles that
-/// are over are removed: some 4,000 a second, so 20,000, the default cap, within half a block's time.
-const PRESSED_PAUSE: Duration = Duration::from_millis(10);
+/// The shortest pause between two steps while the load is high. Steps of 256 transactions then
+/// process at most 25,600 a second, well above the 2,000 a second that expire. Each step also
+/// removes up to 64 expired or invalid bundles: some 4,000 a second, so 20,000, the default cap,
+/// within half a slot.
+const LOADED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pace of upkeep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct UpkeepConfig {
-    /// Pause between two steps of a round, at least 50 us, lengthened at random by up to a fifth.
-    /// Default zero, so 50 us: inserts run meanwhile. A longer pause leaves them more time; expired
-    /// orders then stay a little longer, and the caps still hold.
+    /// The pause between two steps of a round, lengthened at random by up to a fifth. Default zero;
+    /// at least 50 us are used. Inserts run during the pause. With a longer one they wait less, and
+    /// expired orders stay a little longer; the caps still hold.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub pause: Duration,
 }
@@ -43,11 +44,11 @@ pub struct UpkeepConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UpkeepEndReason {
-    /// It was shut down.
+    /// The host shut it down.
     Shutdown,
     /// The last handle of the pool was dropped.
     PoolDropped,
-    /// It panicked, which is a defect of this crate: from then on nothing expired.
+    /// It panicked, which is a defect of this crate. From then on nothing expired.
     Panicked,
 }
 
@@ -61,7 +62,7 @@ pub struct UpkeepEnd {
     pub ended: bool,
 }
 
-/// A running upkeep. Dropping it asks the thread to end and does not wait.
+/// A running upkeep. Dropping it asks its thread to end, and does not wait.
 #[derive(Debug)]
 #[must_use = "dropping it ends the upkeep"]
 pub struct Upkeep {
@@ -71,18 +72,18 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Starts the thread. It ends by itself after the last handle of the pool is dropped: within 0.3 s,
-    /// or the configured pause and a fifth of it.
+    /// Starts the thread. It ends by itself after the last handle of the pool is dropped: within
+    /// 0.3 s, or within the configured pause and a fifth of it.
     ///
-    /// While `pressed` returns true (the load is high) it pauses for at least 10 ms between two
-    /// steps. `pressed` is called after each step, and must not block.
+    /// While `is_under_load` returns true, the thread pauses for at least 10 ms between two steps.
+    /// `is_under_load` is called after each step, and must not block.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn start(
         pool: &OrderPool,
         config: UpkeepConfig,
-        pressed: impl Fn() -> bool + Send + 'static,
+        is_under_load: impl Fn() -> bool + Send + 'static,
     ) -> Result<Self, StartError> {
         // The upkeep must not keep the pool alive.
         let pool = Arc::downgrade(&pool.shared);
@@ -90,28 +91,30 @@ impl Upkeep {
         let (ended, end) = mpsc::sync_channel(1);
         let run = move || {
             let reason = loop {
-                let Some(more_is_due) = pool.upgrade().map(|pool| pool.upkeep()) else {
+                let Some(is_more_due) = pool.upgrade().map(|pool| pool.upkeep()) else {
                     break UpkeepEndReason::PoolDropped;
                 };
-                let pause = match more_is_due {
-                    true if pressed() => config.pause.max(PRESSED_PAUSE),
-                    true => config.pause.max(STEP_PAUSE),
-                    false => INTERVAL,
+                let pause = if !is_more_due {
+                    INTERVAL
+                } else if is_under_load() {
+                    config.pause.max(LOADED_PAUSE)
+                } else {
+                    config.pause.max(STEP_PAUSE)
                 };
-                let pause = lengthened(pause, rand::random());
+                let pause = with_jitter(pause, rand::random());
                 if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                     break UpkeepEndReason::Shutdown;
                 }
             };
-            // Nobody may wait for it.
+            // The receiver may be gone: then nobody waits for the end.
             let _ = ended.send(reason);
         };
         thread::Builder::new().name("order-pool-upkeep".into()).spawn(run)?;
         Ok(Self { stop, end })
     }
 
-    /// Ends the upkeep and waits for its thread, for at most `deadline`; a step takes less than a
-    /// millisecond, and a few while bundles are removed.
+    /// Ends the upkeep, and waits for its thread for at most `deadline`. A step takes less than a
+    /// millisecond, or a few milliseconds while bundles are removed.
     pub fn shutdown(self, deadline: Duration) -> UpkeepEnd {
         drop(self.stop);
         let (reason, ended) = match self.end.recv_timeout(deadline) {
@@ -123,9 +126,9 @@ impl Upkeep {
     }
 }
 
-/// A pause with so much of the jitter, 0 to 1. It is never shorter than the pause.
-fn lengthened(pause: Duration, share: f64) -> Duration {
-    let seconds = pause.as_secs_f64() * (1.0 + JITTER * share);
+/// Lengthens a pause by a fraction, 0 to 1, of the jitter.
+fn with_jitter(pause: Duration, fraction: f64) -> Duration {
+    let seconds = pause.as_secs_f64() * (1.0 + JITTER * fraction);
     // Only a pause of centuries exceeds the range of `Duration`.
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX).max(pause)
 }
@@ -135,9 +138,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jitter_only_lengthens_and_never_by_more_than_a_fifth() {
-        let pauses = [0.0, 0.5, 1.0].map(|share| lengthened(INTERVAL, share).as_millis());
+    fn jitter_lengthens_a_pause_by_at_most_a_fifth() {
+        let pauses = [0.0, 0.5, 1.0].map(|part| with_jitter(INTERVAL, part).as_millis());
         assert_eq!(pauses, [250, 275, 300]);
-        assert_eq!(lengthened(Duration::MAX, 1.0), Duration::MAX);
+        assert_eq!(with_jitter(Duration::MAX, 1.0), Duration::MAX);
     }
 }

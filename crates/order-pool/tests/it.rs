@@ -1,4 +1,5 @@
-//! The pool from outside. Tests that need a process of their own are beside this file.
+//! Tests of the pool's public interface. Tests that need a process of their own are beside this
+//! file.
 
 mod common;
 

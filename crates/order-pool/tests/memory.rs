@@ -1,5 +1,5 @@
-//! What the pool takes at the default caps, against what its documentation says. Alone in its
-//! program: see `common::memory`.
+//! Compares the pool's resident memory at the default caps with its documented bound. It is alone
+//! in its program: see `common::memory`.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -8,13 +8,13 @@ use common::memory::{insert, read_late, resident_bytes, rising};
 use order_pool::{ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig};
 
 #[test]
-fn a_million_inserts_beside_a_subscriber_that_never_reads_stay_within_the_bound() {
+fn a_million_inserts_with_an_idle_subscriber_stay_within_the_memory_bound() {
     let config = PoolConfig::default();
     let bound = config.memory_bound_bytes();
     let before = resident_bytes();
     let pool = OrderPool::new(config).expect("the default is valid");
     let mut late = pool.subscribe_all();
-    // The replay of the empty pool.
+    // The replay of the empty pool has nothing.
     assert!(late.try_next().is_none());
     let empty = resident_bytes();
     insert(&pool, 0..100_000, 200);

@@ -1,5 +1,5 @@
-//! What the pool takes where the caps in bytes decide, against what its documentation says. Alone in its
-//! program: see `common::memory`.
+//! Compares the pool's resident memory where the caps in bytes decide with its documented bound. It
+//! is alone in its program: see `common::memory`.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -8,7 +8,7 @@ use common::memory::{insert, read_late, resident_bytes};
 use order_pool::{OrderPool, PoolConfig};
 
 #[test]
-fn orders_as_large_as_blobs_beside_a_subscriber_that_never_reads_stay_within_the_bound() {
+fn large_orders_with_an_idle_subscriber_stay_within_the_memory_bound() {
     let config = PoolConfig {
         max_tx_bytes: 64 << 20,
         max_bundle_bytes: 1 << 20,
@@ -16,12 +16,12 @@ fn orders_as_large_as_blobs_beside_a_subscriber_that_never_reads_stay_within_the
         ..PoolConfig::default()
     };
     let before = resident_bytes();
-    // No head comes, so no mined orders are held and no blocks; and few orders are remembered.
+    // There is no head, so no mined orders and no blocks are held, and few orders are remembered.
     let unused = (64 << 20) + 64 * 2_857 * 256 + 6 * 8 * (1 << 20);
     let bound = config.memory_bound_bytes() - unused;
     let pool = OrderPool::new(config).expect("a valid configuration");
     let mut late = pool.subscribe_all();
-    // The replay of the empty pool.
+    // The replay of the empty pool has nothing.
     assert!(late.try_next().is_none());
     let most = insert(&pool, 0..5_000, 100_000) - before;
     println!("5,000 orders of 100 kB: at most {most} bytes resident, the bound is {bound}");

@@ -160,7 +160,8 @@ impl Deliverer {
     ) -> Delivered {
         let PrivateCancellation { hash, signer, holder, .. } = cancellation;
         let at = self.memory.time(Key::Private(signer, hash), origin);
-        self.memory.cancel_private(&PrivateCancellation { at, ..cancellation }, origin);
+        self.memory
+            .cancel_private(&PrivateCancellation { cancelled_at: at, ..cancellation }, origin);
         match self.pool.cancel_private(&hash, signer, holder, at) {
             CancelPrivateOutcome::Cancelled => Delivered::Pooled,
             CancelPrivateOutcome::Unknown => Delivered::Known,

@@ -226,8 +226,8 @@ impl Follower {
                 let published = self.published.get_mut(&OrderId::Tx(cancellation.hash));
                 if let Some(Published { cancellation: own, .. }) = published {
                     // Told now, and not once more at the end of a comparison.
-                    let PrivateCancellation { signer, at, .. } = *cancellation;
-                    own.take_if(|own| own.signer == signer && own.at <= at);
+                    let PrivateCancellation { signer, cancelled_at: at, .. } = *cancellation;
+                    own.take_if(|own| own.signer == signer && own.cancelled_at <= at);
                 }
                 Some(self.own(Record::CancelPrivate(*cancellation)))
             }
@@ -267,7 +267,7 @@ impl Follower {
         let cancellation = tx.filter(|_| self.is_private()).and_then(|tx| {
             let signer = tx.private_terms()?.signer?;
             let (hash, at, holder) = (*tx.hash(), tx.first_seen(), tx.holder());
-            Some(PrivateCancellation { hash, signer, at, holder })
+            Some(PrivateCancellation { hash, signer, cancelled_at: at, holder })
         });
         let is_new = !self.published.contains_key(&order.id());
         let published = self.published.entry(order.id()).or_default();

@@ -160,7 +160,7 @@ impl Memory {
 
     pub(crate) fn cancel_private(
         &mut self,
-        PrivateCancellation { hash, signer, at, .. }: &PrivateCancellation,
+        PrivateCancellation { hash, signer, cancelled_at: at, .. }: &PrivateCancellation,
         origin: Origin<'_>,
     ) {
         let key = Key::Private(*signer, *hash);
@@ -222,8 +222,12 @@ mod tests {
         let hash = |n: u64| B256::left_padding_from(&n.to_be_bytes());
         let holder = order_pool::Holder::Signer(SIGNER);
         for n in 0..10_000 {
-            let cancellation =
-                PrivateCancellation { hash: hash(n), signer: SIGNER, at: at(100), holder };
+            let cancellation = PrivateCancellation {
+                hash: hash(n),
+                signer: SIGNER,
+                cancelled_at: at(100),
+                holder,
+            };
             memory.cancel_private(&cancellation, origin("a", 1, 100));
         }
         let is_cancelled = |memory: &Memory, n, seconds| {
@@ -232,7 +236,7 @@ mod tests {
         assert!((0..10_000).all(|n| is_cancelled(&memory, n, 100)));
         assert!(!is_cancelled(&memory, 1, 101), "sent again later");
         let cancellation =
-            PrivateCancellation { hash: hash(1), signer: SIGNER, at: at(1_001), holder };
+            PrivateCancellation { hash: hash(1), signer: SIGNER, cancelled_at: at(1_001), holder };
         memory.cancel_private(&cancellation, origin("a", 1, 1_001));
         assert!(is_cancelled(&memory, 1, 1_000) && !is_cancelled(&memory, 2, 100));
         assert_eq!(memory.cancelled[0].entries.len(), 1);

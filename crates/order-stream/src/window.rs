@@ -245,7 +245,8 @@ mod tests {
     fn item(n: u8) -> Item {
         let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
         let holder = Holder::Host;
-        let record = Record::CancelPrivate(PrivateCancellation { hash, signer, at, holder });
+        let record =
+            Record::CancelPrivate(PrivateCancellation { hash, signer, cancelled_at: at, holder });
         Item { record, number: None, hold: None, arrived: None }
     }
 

@@ -137,7 +137,7 @@ impl Record {
                 Some(_) => cancellation.nonce.unwrap_or_default(),
                 None => 0,
             },
-            Self::CancelPrivate(cancellation) => micros(cancellation.at),
+            Self::CancelPrivate(cancellation) => micros(cancellation.cancelled_at),
             Self::Head(_) => 0,
         }
     }
@@ -147,7 +147,7 @@ impl Record {
         match self {
             Self::Order(order) => first_seen(order),
             Self::Cancellation(cancellation) => cancellation.sent_at,
-            Self::CancelPrivate(cancellation) => Some(cancellation.at),
+            Self::CancelPrivate(cancellation) => Some(cancellation.cancelled_at),
             Self::Head(_) => None,
         }
     }

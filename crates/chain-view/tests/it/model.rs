@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use alloy_primitives::{Address, B256};
-use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
+use chain_view::{Block, Head, NonceUpdate, ObsoleteReason, RecentBlocks, Relation};
 use proptest::{prelude::*, sample::Index};
 
 const MAX_BLOCKS: usize = 5;
@@ -175,9 +175,9 @@ impl Run {
                 assert_eq!(self.real.next_nonce(&who), next);
                 for nonce in 0..NONCES {
                     let stale = next.filter(|next| nonce < *next);
-                    let stale = stale.map(|next_nonce| Taken::StaleNonce { next_nonce });
-                    let expected = if mined { Some(Taken::Mined) } else { stale };
-                    assert_eq!(self.real.taken(&hash(n), &who, nonce), expected);
+                    let stale = stale.map(|next_nonce| ObsoleteReason::StaleNonce { next_nonce });
+                    let expected = if mined { Some(ObsoleteReason::Mined) } else { stale };
+                    assert_eq!(self.real.obsolete_reason(&hash(n), &who, nonce), expected);
                 }
             }
         }

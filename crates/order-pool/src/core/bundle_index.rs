@@ -1,4 +1,5 @@
-//! The pooled bundles: by block, by transaction, and by signer.
+//! Finds the pooled bundles that a block or a nonce may invalidate: by block, by transaction, and
+//! by sender.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,14 +13,15 @@ use crate::order::{Bundle, Order, Transaction};
 #[derive(Debug)]
 struct Entry {
     order: Arc<Order>,
-    /// If it may go without any of its transactions, the index of one that has not ended.
+    /// If all of its transactions are optional, the index of one that is not obsolete yet.
     watched: Option<usize>,
 }
 
 impl Entry {
-    /// The transactions whose end may end the bundle: those that may not be omitted; if there are none, the watched one.
-    /// All of a hundred would be looked at with each block, as often as their sender likes.
-    fn ending(&self) -> impl Iterator<Item = &Transaction> {
+    /// Returns the transactions that may invalidate the bundle when they become obsolete: the
+    /// required ones, or the watched one if all are optional. Otherwise a sender could have all
+    /// hundred transactions of a bundle inspected with each block.
+    fn watched_txs(&self) -> impl Iterator<Item = &Transaction> {
         let bundle = self.order.as_bundle();
         let all = bundle.map_or(&[][..], Bundle::txs);
         let (watched, required) = match self.watched {
@@ -27,20 +29,20 @@ impl Entry {
             None => (None, all),
         };
         let is_required =
-            move |tx: &&Transaction| bundle.is_some_and(|it| !it.is_optional(tx.hash()));
+            move |tx: &&Transaction| bundle.is_some_and(|bundle| !bundle.is_optional(tx.hash()));
         watched.into_iter().chain(required.iter().filter(is_required))
     }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct BundleIndex {
-    /// By acceptance.
+    /// By sequence number.
     orders: BTreeMap<u64, Entry>,
-    /// By block, 0 if the pool knew no head.
+    /// By block, which is 0 if the pool knew no head.
     by_block: BTreeSet<(u64, u64)>,
-    /// By the hashes of the transactions that may end them.
+    /// By the hashes of the watched transactions.
     by_tx: BTreeSet<(B256, u64)>,
-    /// By the senders of these transactions, and their nonces.
+    /// By the senders and nonces of the watched transactions.
     by_sender: BTreeSet<(Address, u64, u64)>,
     pub(crate) bytes: usize,
 }
@@ -58,18 +60,17 @@ impl BundleIndex {
         self.get(seq)?.as_bundle()
     }
 
-    /// `left` is the index of its first transaction that has not ended.
-    pub(super) fn insert(&mut self, seq: u64, order: Arc<Order>, left: usize) {
+    /// Adds a bundle. `watched` is the index of its first transaction that is not obsolete.
+    pub(super) fn insert(&mut self, seq: u64, order: Arc<Order>, watched: usize) {
         let Some(bundle) = order.as_bundle() else { return };
         let is_optional = bundle.txs().iter().all(|tx| bundle.is_optional(tx.hash()));
-        let at = (bundle.block().unwrap_or(0), seq);
-        self.by_block.insert(at);
+        self.by_block.insert((bundle.block().unwrap_or(0), seq));
         self.bytes += order.size_bytes();
-        self.add(seq, Entry { order, watched: is_optional.then_some(left) });
+        self.add(seq, Entry { order, watched: is_optional.then_some(watched) });
     }
 
     fn add(&mut self, seq: u64, entry: Entry) {
-        for tx in entry.ending() {
+        for tx in entry.watched_txs() {
             self.by_tx.insert((*tx.hash(), seq));
             self.by_sender.insert((tx.sender(), tx.nonce(), seq));
         }
@@ -78,7 +79,7 @@ impl BundleIndex {
 
     fn take(&mut self, seq: u64) -> Option<Entry> {
         let entry = self.orders.remove(&seq)?;
-        for tx in entry.ending() {
+        for tx in entry.watched_txs() {
             self.by_tx.remove(&(*tx.hash(), seq));
             self.by_sender.remove(&(tx.sender(), tx.nonce(), seq));
         }
@@ -88,37 +89,36 @@ impl BundleIndex {
     pub(super) fn remove(&mut self, seq: u64) -> Option<Arc<Order>> {
         let order = self.take(seq)?.order;
         let bundle = order.as_bundle()?;
-        let at = (bundle.block().unwrap_or(0), seq);
-        self.by_block.remove(&at);
+        self.by_block.remove(&(bundle.block().unwrap_or(0), seq));
         self.bytes -= order.size_bytes();
         Some(order)
     }
 
-    /// The first of its transactions that has not ended may be another one now.
-    pub(super) fn watch(&mut self, seq: u64, left: usize) {
+    /// Watches another transaction of a bundle, if all of its transactions are optional.
+    pub(super) fn watch(&mut self, seq: u64, index: usize) {
         if let Some(Entry { order, watched }) = self.take(seq) {
-            self.add(seq, Entry { order, watched: watched.map(|_| left) });
+            self.add(seq, Entry { order, watched: watched.map(|_| index) });
         }
     }
 
-    /// The first of those for block `head` or a lower one.
+    /// Returns the first bundle for block `head` or a lower one.
     pub(super) fn first_up_to(&self, head: u64) -> Option<u64> {
         self.by_block.first().filter(|(block, _)| *block <= head).map(|(_, seq)| *seq)
     }
 
-    /// The first of those for a block above `last`.
+    /// Returns the first bundle for a block above `last`.
     pub(super) fn first_above(&self, last: u64) -> Option<u64> {
         let first = last.checked_add(1)?;
         self.by_block.range((first, 0)..).next().map(|(_, seq)| *seq)
     }
 
-    /// The first that a transaction may end.
+    /// Returns the first bundle that watches this transaction.
     pub(super) fn first_with_tx(&self, hash: &B256) -> Option<u64> {
         self.by_tx.range((*hash, 0)..=(*hash, u64::MAX)).next().map(|(_, seq)| *seq)
     }
 
-    /// The first that a transaction of the sender below nonce `to` may end.
-    pub(super) fn first_with_nonce_below(&self, sender: Address, to: u64) -> Option<u64> {
-        self.by_sender.range((sender, 0, 0)..(sender, to, 0)).next().map(|(.., seq)| *seq)
+    /// Returns the first bundle that watches a transaction of the sender below this nonce.
+    pub(super) fn first_with_nonce_below(&self, sender: Address, nonce: u64) -> Option<u64> {
+        self.by_sender.range((sender, 0, 0)..(sender, nonce, 0)).next().map(|(.., seq)| *seq)
     }
 }

@@ -1,18 +1,20 @@
-//! Bundles: inserted, replaced, cancelled, removed with their block.
+//! Decides which bundles enter, and which a message of their key, a block or a cancellation
+//! removes.
 
 use std::sync::Arc;
 
 use alloy_primitives::B256;
-use chain_view::{Head, Taken};
+use chain_view::{Head, ObsoleteReason};
 
 use super::{
-    Core, Effect, Ended,
-    chain::{MAX_TAKEN_CLAIMS, TakenOrder},
-    claims::{Claim, Kind, counted},
-    keys::{KeyState, Slot, micros},
+    Core, Effect, Invalidation,
+    chain::{MAX_RETAINED_CLAIMS, RemovedOrder},
+    claims::{Claim, Kind, bundle_charge, charge_and_claim},
+    keys::{KeyState, Slot},
     pooled_txs::Retention,
 };
 use crate::{
+    arrival::unix_micros,
     config::MAX_TXS_PER_BUNDLE,
     error::RejectReason,
     event::{CancelOutcome, Event, InsertOutcome, RemoveReason},
@@ -22,7 +24,7 @@ use crate::{
 };
 
 impl Core {
-    /// Inserts a bundle, or returns why not. An empty one with a uuid is a cancellation.
+    /// Inserts a bundle, or returns why not. An empty bundle with a uuid is a cancellation.
     pub(crate) fn insert_bundle(
         &mut self,
         mut bundle: Bundle,
@@ -31,21 +33,20 @@ impl Core {
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
         let holder = bundle.parts().holder;
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
-        let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
-        let state = known(self).unwrap_or_default();
+        let state = self.merged_state(slot);
         let pooled = state.bundle.and_then(|seq| self.bundles.bundle(seq));
         if let Some(seq) = state.bundle
             && pooled.is_some_and(|pooled| pooled.content() == bundle.content())
         {
-            return self.hold_bundle(seq, holder);
+            return self.add_bundle_holder(seq, holder);
         }
         if bundle.txs().is_empty()
             && let Some(key) = bundle.key()
         {
             return self.cancel_by_bundle(key, &bundle);
         }
-        let sent_at = micros(bundle.first_seen());
-        let nonce = slot.map(|_| state.nonce_of(bundle.nonce(), sent_at)).transpose()?;
+        let sent_at = unix_micros(bundle.first_seen());
+        let nonce = slot.map(|_| state.assign_nonce(bundle.nonce(), sent_at)).transpose()?;
         let sent_at = bundle.nonce().is_none().then_some(sent_at);
         let block = self.check_bundle(&bundle, self.limits.max_blocks_ahead)?;
         if let Some(slot) = &slot {
@@ -54,19 +55,19 @@ impl Core {
         bundle.settle(block, nonce);
         let id = *bundle.id();
         if let Some(seq) = self.find(&id) {
-            return self.hold_bundle(seq, holder);
+            return self.add_bundle_holder(seq, holder);
         }
         let seen = self.seen.table.state(&id);
         if seen == Some(SeenState::Known) {
             return Err(InsertOutcome::AlreadyRemoved);
         }
         let order = Order::Bundle(bundle);
-        let (counted, claim) = counted(&order, 0);
-        self.make_room(self.next_seq, &counted, claim, state.bundle)?;
+        let (charge, claim) = charge_and_claim(&order, 0);
+        self.make_room(self.next_seq, &charge, claim, state.bundle)?;
         // The state of this key may have been forgotten to make room for the keys of the evicted
         // bundles.
-        let state = known(self).unwrap_or_default();
-        let old = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced));
+        let state = self.merged_state(slot);
+        let old = state.bundle.and_then(|seq| self.detach_bundle(seq, RemoveReason::Replaced));
         if let Some((key, _)) = slot {
             self.end_cancellation(key);
         }
@@ -75,26 +76,35 @@ impl Core {
         Ok(old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() }))
     }
 
-    fn hold_bundle(&mut self, seq: u64, holder: Holder) -> Result<InsertOutcome, InsertOutcome> {
+    /// Returns the state of a slot, combined with that of the key's cancellations.
+    fn merged_state(&self, slot: Option<Slot>) -> KeyState {
+        slot.map(|slot| self.keys.merged_with_cancellations(&slot)).unwrap_or_default()
+    }
+
+    fn add_bundle_holder(
+        &mut self,
+        seq: u64,
+        holder: Holder,
+    ) -> Result<InsertOutcome, InsertOutcome> {
         let Some(order) = self.order(seq).map(Arc::clone) else {
             return Ok(InsertOutcome::Known);
         };
-        if self.hold(seq, &counted(&order, 0).0, (Kind::Bundle, holder))? {
-            self.tell(Effect::Told(Event::Held { order, holder, terms: None }));
+        if self.add_holder(seq, &bundle_charge(&order), (Kind::Bundle, holder))? {
+            self.publish(Effect::Transient(Event::Held { order, holder, terms: None }));
         }
         Ok(InsertOutcome::Known)
     }
 
-    /// Cancels messages up to a nonce; without one, permanently. Publishes that, unless too many
-    /// cancellations of unknown keys were published.
+    /// Cancels the messages of a key up to a nonce; without a nonce, permanently. Publishes the
+    /// cancellation, unless too many cancellations of unknown keys were published.
     pub(crate) fn cancel_bundle(&mut self, cancellation: Cancellation) -> CancelOutcome {
         let Cancellation { key, nonce, holder, sent_at } = cancellation;
-        let sent_at = sent_at.map(micros);
+        let sent_at = sent_at.map(unix_micros);
         let all = self.keys.get(&(key, None));
         if all.is_final {
             return CancelOutcome::CancelledPermanently;
         }
-        let blocks = self.keys.blocks_of(&key);
+        let blocks = self.keys.block_slots(&key);
         if let Some(nonce) = nonce {
             // The cancellation must be above the last one, and above the bundle of at least one
             // block.
@@ -109,24 +119,26 @@ impl Core {
             if !is_final && state.nonce >= nonce {
                 continue;
             }
-            let taken = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled));
-            removed += usize::from(taken.is_some());
-            // The cancellation already implies it.
+            let bundle =
+                state.bundle.and_then(|seq| self.detach_bundle(seq, RemoveReason::Cancelled));
+            removed += usize::from(bundle.is_some());
+            // The state of the key's cancellations covers this slot from now on.
             self.keys.forget(*slot);
         }
         let mut published = all.published;
-        if self.keys.publishes(&key, &holder, !blocks.is_empty(), self.now) {
+        if self.keys.may_publish(&key, &holder, !blocks.is_empty(), self.now) {
             self.effects.extend(published.map(Effect::CancellationEnded));
-            published = Some(self.tell(Effect::Added(Event::Cancelled(cancellation))));
+            published = Some(self.publish(Effect::Added(Event::Cancelled(cancellation))));
         }
-        let all =
-            KeyState { nonce: nonce.or(all.nonce), sent_at, is_final, published, holder, ..all };
-        self.keys.set((key, None), all, self.now);
+        let nonce = nonce.or(all.nonce);
+        let state = KeyState { nonce, sent_at, is_final, published, holder, ..all };
+        self.keys.set((key, None), state, self.now);
         self.forget_excess_keys(&holder);
         CancelOutcome::Cancelled { removed }
     }
 
-    /// An empty bundle cancels earlier ones; without a nonce, all that were not sent later.
+    /// Applies an empty bundle, which cancels the key's earlier messages. Without a nonce it
+    /// cancels all that were not sent later.
     fn cancel_by_bundle(
         &mut self,
         key: ReplacementKey,
@@ -135,15 +147,15 @@ impl Core {
         let holder = bundle.parts().holder;
         let (nonce, sent_at) = match bundle.nonce() {
             Some(nonce) => (nonce, None),
-            // It gets one of its own, above the highest of these.
+            // Its nonce is above the highest of the messages that were not sent later.
             None => {
-                let sent_at = micros(bundle.first_seen());
+                let sent_at = unix_micros(bundle.first_seen());
                 let all = self.keys.get(&(key, None));
-                let states = self.keys.blocks_of(&key).into_iter().map(|(_, state)| state);
+                let states = self.keys.block_slots(&key).into_iter().map(|(_, state)| state);
                 let earlier = states.chain([all]).filter(|state| !state.is_later_than(sent_at));
                 let nonce = earlier.map(|state| state.nonce).max().flatten();
                 let highest = KeyState { nonce, is_final: all.is_final, ..KeyState::default() };
-                (highest.nonce_of(None, sent_at)?, Some(bundle.first_seen()))
+                (highest.assign_nonce(None, sent_at)?, Some(bundle.first_seen()))
             }
         };
         Ok(self.cancel_bundle(Cancellation { key, nonce: Some(nonce), holder, sent_at }).into())
@@ -158,62 +170,68 @@ impl Core {
         self.seen.insert(id);
     }
 
-    /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves
-    /// the bundles of that transaction: it is removed, or watches another one.
-    pub(super) fn sweep_ended(&mut self, by: Head, ended: Ended) {
+    /// One step of [`Self::sweep`]: removes the next bundle that watches an obsolete transaction,
+    /// or lets it watch another one. Takes the invalidation off the queue once no such bundle is
+    /// left.
+    pub(super) fn sweep_invalidation(&mut self, head: Head, invalidation: Invalidation) {
         let recent = &self.chain.recent;
-        let (next, is_so, reason) = match ended {
-            Ended::Mined(hash) => {
+        let (next, is_valid, reason) = match invalidation {
+            Invalidation::Mined(hash) => {
                 (self.bundles.first_with_tx(&hash), recent.is_mined(&hash), RemoveReason::Mined)
             }
-            Ended::Stale(sender, to) => {
-                let next = self.bundles.first_with_nonce_below(sender, to);
-                (next, recent.next_nonce(&sender) >= Some(to), RemoveReason::StaleNonce)
+            Invalidation::Stale { sender, next_nonce } => {
+                let next = self.bundles.first_with_nonce_below(sender, next_nonce);
+                let is_valid = recent.next_nonce(&sender) >= Some(next_nonce);
+                (next, is_valid, RemoveReason::StaleNonce)
             }
         };
-        // If the block was undone meanwhile, the one that replaced it has its own. If it has come back, it has not
-        // raised the nonce again yet: nothing has taken the bundle, and it would be the next one for ever.
-        let Some(seq) = next.filter(|_| is_so && recent.block(&by.hash).is_some()) else {
-            self.ended.pop_front();
+        // If the block was undone meanwhile, the block that replaced it has invalidations of its
+        // own. If it was undone and has returned, its nonces are not raised again yet: the bundle
+        // is still valid, and would be the next one for ever.
+        let Some(seq) = next.filter(|_| is_valid && recent.block(&head.hash).is_some()) else {
+            self.invalidations.pop_front();
             return;
         };
         let Some(bundle) = self.bundles.bundle(seq) else { return };
-        if self.taken(bundle).is_none() {
-            let left = self.first_left(bundle).unwrap_or(0);
-            self.bundles.watch(seq, left);
+        if self.first_obsolete(bundle).is_none() {
+            let index = self.first_valid_tx(bundle).unwrap_or(0);
+            self.bundles.watch(seq, index);
         } else {
-            let claims = self.claims.holders(seq, MAX_TAKEN_CLAIMS);
-            if let Some(order) = self.end_bundle(seq, reason) {
+            let claims = self.claims.holders(seq, MAX_RETAINED_CLAIMS);
+            if let Some(order) = self.remove_bundle(seq, reason) {
                 let (retention, signer) = (Retention::default(), None);
-                self.chain.take_ended(&by, TakenOrder { order, claims, retention, signer });
+                let removed = RemovedOrder { order, claims, retention, signer };
+                self.chain.retain_invalidated(&head, removed);
             }
         }
     }
 
-    /// The first of its transactions that no block has and whose nonce is not used.
-    fn first_left(&self, bundle: &Bundle) -> Option<usize> {
-        bundle.txs().iter().position(|tx| self.chain.taken(tx).is_none())
+    /// Returns the index of the first transaction that is in no recent block and whose nonce is not
+    /// used.
+    fn first_valid_tx(&self, bundle: &Bundle) -> Option<usize> {
+        bundle.txs().iter().position(|tx| self.chain.obsolete_reason(tx).is_none())
     }
 
-    /// The transaction because of which a bundle cannot go into any block: the first mined or stale
-    /// one that may not be omitted, or the first of all if all are mined or stale.
-    pub(super) fn taken(&self, bundle: &Bundle) -> Option<(usize, Taken)> {
+    /// Returns the transaction because of which a bundle cannot go into any block: the first
+    /// obsolete one that is required, or the first of all if all are obsolete.
+    pub(super) fn first_obsolete(&self, bundle: &Bundle) -> Option<(usize, ObsoleteReason)> {
         let mut first = None;
-        let mut left = false;
+        let mut has_valid = false;
         for (index, tx) in bundle.txs().iter().enumerate() {
-            match self.chain.taken(tx) {
-                None => left = true,
-                Some(taken) if !bundle.is_optional(tx.hash()) => return Some((index, taken)),
-                Some(taken) => first = first.or(Some((index, taken))),
+            match self.chain.obsolete_reason(tx) {
+                None => has_valid = true,
+                Some(reason) if !bundle.is_optional(tx.hash()) => return Some((index, reason)),
+                Some(reason) => first = first.or(Some((index, reason))),
             }
         }
-        first.filter(|_| !left)
+        first.filter(|_| !has_valid)
     }
 
     /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
-    /// nonce has no effect. One with the same nonce is taken or refused as one without a key.
-    pub(super) fn end_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
-        let order = self.take_bundle(seq, reason)?;
+    /// nonce has no effect. A message with the same nonce is accepted or refused like one without a
+    /// key.
+    pub(super) fn remove_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
+        let order = self.detach_bundle(seq, reason)?;
         if let Some(slot) = order.as_bundle().and_then(slot_of) {
             let state = KeyState { bundle: None, ..self.keys.get(&slot) };
             self.keys.set(slot, state, self.now);
@@ -222,23 +240,27 @@ impl Core {
         Some(order)
     }
 
-    /// Ends what a message of a key replaces for a block, without the message: what is late and has a lower nonce has no
-    /// effect. The message itself may come again, and find room, or after a reorg.
+    /// Removes the bundle that a message of its key replaces for a block, without that message. A
+    /// late message with a lower nonce has no effect. The message itself may be sent again, and may
+    /// find room then, or be valid after a reorg.
     pub(crate) fn supersede(&mut self, slot: Slot, nonce: u64, holder: Holder) {
         let state = self.keys.get(&slot);
         if state.nonce < Some(nonce) {
-            state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced));
+            state.bundle.and_then(|seq| self.detach_bundle(seq, RemoveReason::Replaced));
             let state = KeyState { nonce: Some(nonce), holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&holder);
         }
     }
 
-    /// Puts back a bundle that a reorg has freed, unless another took its place, or is refused for want of
-    /// room. Returns whether it is back.
-    pub(super) fn put_back_bundle(&mut self, taken: &TakenOrder) -> Result<bool, RejectReason> {
-        let TakenOrder { order, claims, .. } = taken;
-        let Order::Bundle(bundle) = &**order else { unreachable!("its caller has a bundle") };
+    /// Puts back a bundle that a reorg made valid again, unless a later message of its key replaced
+    /// it. Returns whether it is back.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(super) fn reinsert_bundle(&mut self, removed: &RemovedOrder) -> Result<bool, RejectReason> {
+        let RemovedOrder { order, claims, .. } = removed;
+        let Order::Bundle(bundle) = &**order else { unreachable!("the caller has a bundle") };
         let slot = slot_of(bundle);
         let is_latest = slot.is_none_or(|slot| {
             let (own, all) = (self.keys.get(&slot), self.keys.get(&(slot.0, None)));
@@ -251,15 +273,15 @@ impl Core {
         if !is_latest || !is_possible || self.find(bundle.id()).is_some() {
             return Ok(false);
         }
-        let (counted, claim) = counted(order, 0);
+        let (charge, claim) = charge_and_claim(order, 0);
         let claims = if claims.is_empty() { &[claim] } else { &claims[..] };
-        let claims = self.make_room_for_first(&counted, claims)?;
+        let claims = self.make_room_for_first(&charge, claims)?;
         let sent_at = slot.and_then(|slot| self.keys.get(&slot).sent_at);
         self.add_bundle(Arc::clone(order), sent_at, claims);
         Ok(true)
     }
 
-    /// Called after a key of this holder lost its bundle.
+    /// Forgets keys without a bundle while this holder has too many.
     fn forget_excess_keys(&mut self, holder: &Holder) {
         while let Some(((key, _), state)) = self.keys.forget_excess(holder) {
             self.publish_forgotten(key, &state);
@@ -269,17 +291,18 @@ impl Core {
     pub(super) fn publish_forgotten(&mut self, key: ReplacementKey, state: &KeyState) {
         if let Some(added) = state.published {
             self.effects.push(Effect::CancellationEnded(added));
-            self.tell(Effect::Told(Event::CancellationForgotten(key)));
+            self.publish(Effect::Transient(Event::CancellationForgotten(key)));
         }
     }
 
-    /// A cancellation removes the bundles of all blocks of a key at once. They are few, because no block is
-    /// far ahead of the head; while there is none, they are counted.
+    /// Checks that a key does not have bundles for too many blocks. A cancellation removes all of
+    /// them at once. They are few if there is a head, because no block is far ahead of it. Without
+    /// a head they are counted.
     fn check_key(&self, slot: &Slot) -> Result<(), RejectReason> {
         if self.chain.head().is_some() {
             return Ok(());
         }
-        let slots = self.keys.blocks_of(&slot.0);
+        let slots = self.keys.block_slots(&slot.0);
         let (value, limit) = (slots.len(), self.limits.max_blocks_ahead as usize);
         if value < limit || slots.iter().any(|(other, _)| other == slot) {
             return Ok(());
@@ -287,7 +310,7 @@ impl Core {
         Err(RejectReason::TooMany { field: "replacementUuid", value, limit })
     }
 
-    /// The checks that depend on the pool. Returns the bundle's block, if it is known.
+    /// Makes the checks that depend on the pool. Returns the bundle's block, if it is known.
     fn check_bundle(&self, bundle: &Bundle, max_ahead: u64) -> Result<Option<u64>, RejectReason> {
         let parts = bundle.parts();
         let lists = [
@@ -304,41 +327,42 @@ impl Core {
         let next = || self.chain.head().map(|head| head.number.saturating_add(1));
         let block = bundle.block().or_else(next);
         block.map_or(Ok(()), |block| self.check_last_block(block, max_ahead))?;
-        let Some((index, taken)) = self.taken(bundle) else { return Ok(block) };
+        let Some((index, reason)) = self.first_obsolete(bundle) else { return Ok(block) };
         let (hash, nonce) = (*bundle.txs()[index].hash(), bundle.txs()[index].nonce());
-        Err(match taken {
-            Taken::StaleNonce { next_nonce: next } => {
+        Err(match reason {
+            ObsoleteReason::StaleNonce { next_nonce: next } => {
                 RejectReason::TxStale { index, hash, nonce, next }
             }
             _ => RejectReason::TxMined { index, hash },
         })
     }
 
-    /// Adds a bundle with its block and its nonce; `sent_at` is that of a message that came without
-    /// one.
+    /// Adds a bundle that has its block and its nonce. `sent_at` is the time of a message that came
+    /// without a nonce.
     fn add_bundle(&mut self, order: Arc<Order>, sent_at: Option<u64>, claims: &[Claim]) {
         let Some(bundle) = order.as_bundle() else { unreachable!("both callers have a bundle") };
-        let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
+        let seq = self.publish(Effect::Added(Event::Added(Arc::clone(&order))));
         self.index.insert(bundle.id(), seq);
-        self.add_claims(seq, &counted(&order, 0).0, claims);
+        self.add_claims(seq, &bundle_charge(&order), claims);
         if let Some(slot) = slot_of(bundle) {
             let (nonce, bundle, holder) = (bundle.nonce(), Some(seq), order.holder());
             let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
-        let left = self.first_left(bundle).unwrap_or(0);
-        self.bundles.insert(seq, order, left);
+        let watched = self.first_valid_tx(bundle).unwrap_or(0);
+        self.bundles.insert(seq, order, watched);
     }
 
     /// Removes a bundle from everything but its key.
-    fn take_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
+    fn detach_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.bundles.remove(seq)?;
-        self.claims.remove(seq, &counted(&order, 0).0);
-        self.leave(seq, &order, reason);
+        self.claims.remove_order(seq, &bundle_charge(&order));
+        self.publish_removal(seq, &order, reason);
         Some(order)
     }
 
-    /// A bundle of the key is valid again, so new subscribers need not be told of its cancellation.
+    /// Hides the cancellation of a key from new subscribers, because a bundle of the key is valid
+    /// again.
     fn end_cancellation(&mut self, key: ReplacementKey) {
         let all = self.keys.get(&(key, None));
         if let Some(added) = all.published {
@@ -348,7 +372,7 @@ impl Core {
     }
 }
 
-/// The slot of a pooled bundle among those of its key.
+/// Returns the slot of a pooled bundle among those of its key.
 fn slot_of(bundle: &Bundle) -> Option<Slot> {
     bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(0))))
 }

@@ -1,4 +1,4 @@
-//! Who holds an order, in which share it counts, and what goes first when a share is full.
+//! Decides who holds an order, in which share it counts, and what is evicted when a share is full.
 //!
 //! | order | holder | counts in | when that is full |
 //! |---|---|---|---|
@@ -9,18 +9,21 @@
 //! | bundle whose block has passed | the same | the same | it goes first, whoever holds it |
 //! | bundle for a block before the new one's | the same | the same | it stays; the new one is refused |
 //!
-//! An order stays until the last of its holders loses it: so nobody can send another one's order
-//! first, and take it along when its own share overflows. Its holders lose it when a share of theirs
-//! is full; when it expires, is mined, replaced or cancelled it goes for all.
+//! An order stays in the pool until its last holder loses it. So nobody can send another sender's
+//! order first and then have it evicted by overflowing a share of their own. A holder loses an
+//! order when a share of that holder is full. An order that expires, is mined, replaced or
+//! cancelled is removed for all holders.
+//!
+//! A *claim* is one holder's hold on one order.
 
 use std::collections::BTreeSet;
 
 use alloy_primitives::{Address, U256};
 
 use super::{
+    eviction::{Half, HeldOrder, NewClaim},
     limits::Limits,
     node_share::{FeeCaps, MAX_EVICTED_TXS},
-    room::{Half, HeldOrder, NewClaim},
 };
 use crate::{
     error::RejectReason,
@@ -28,17 +31,19 @@ use crate::{
     order::{Funds, Order, PrivateTerms},
 };
 
-/// Most bundles that one insert may evict: a share that is full of bytes has 13 kB for each, so these make
-/// room for one of six blobs. With the most transactions, 60 us each.
+/// The most bundles that one insert evicts. A share that is full of bytes has 13 kB for each
+/// bundle, so 64 of them make room for a transaction of six blobs. To evict a bundle with the most
+/// transactions takes about 60 us.
 pub(super) const MAX_EVICTED_BUNDLES: usize = 64;
 
-/// Most claims on orders that have left which one operation ends. They count until then.
-const ENDED_PER_STEP: usize = 256;
+/// The most claims on removed orders that one operation releases. A claim counts until it is
+/// released.
+const RELEASED_PER_STEP: usize = 256;
 
-/// Claims that end together with their order; if there are more, the others end in steps.
-const ENDED_AT_ONCE: usize = 16;
+/// The most claims that are released together with their order. The others are released in steps.
+const RELEASED_AT_ONCE: usize = 16;
 
-/// What an order is sent as: each kind has caps of its own.
+/// What an order is sent as. Each kind has caps of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Raw,
@@ -47,19 +52,23 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// In the order of their numbers.
+    const ALL: [Self; 3] = [Self::Raw, Self::Private, Self::Bundle];
+
     pub(super) const fn of_tx(terms: Option<&PrivateTerms>) -> Self {
         if terms.is_some() { Self::Private } else { Self::Raw }
     }
 }
 
-/// What an order is sent as, and by whom.
+/// What an order was sent as, and by whom.
 pub(super) type Claim = (Kind, Holder);
 
-/// What an order may cost the sender of its first transaction: sender, nonce and cost in wei.
+/// What an order may cost the sender of its first transaction: the sender, the nonce, and wei.
 type Cost = (Address, u64, U256);
 
+/// What an order is charged as to each of its holders.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Counted {
+pub(super) struct Charge {
     rank: i128,
     /// The signer of a bundle, the sender of a transaction.
     signer: Option<Address>,
@@ -67,22 +76,27 @@ pub(super) struct Counted {
     cost: Option<Cost>,
 }
 
-/// As what an order counts for who has sent it, at this base fee.
-pub(super) fn counted(order: &Order, base_fee_wei: u64) -> (Counted, Claim) {
+/// The charge of an order at this base fee, and the claim of the holder that sent it.
+pub(super) fn charge_and_claim(order: &Order, base_fee_wei: u64) -> (Charge, Claim) {
     let (kind, rank, signer) = match order {
         Order::Tx(tx) => {
-            let tip_wei = FeeCaps::of(tx).tip(base_fee_wei);
+            let tip_wei = FeeCaps::new(tx).tip(base_fee_wei);
             (Kind::of_tx(tx.private_terms()), tip_wei.saturating_neg(), Some(tx.sender()))
         }
         Order::Bundle(bundle) => {
             (Kind::Bundle, bundle.block().unwrap_or(0).into(), bundle.parts().signer)
         }
     };
-    let (bytes, cost) = (order.size_bytes(), cost_of(order));
-    (Counted { rank, signer, bytes, cost }, (kind, order.holder()))
+    let charge = Charge { rank, signer, bytes: order.size_bytes(), cost: cost_of(order) };
+    (charge, (kind, order.holder()))
 }
 
-/// A bundle may do without its first transaction, or pay for the others: then they cost nothing.
+/// The charge of a bundle, which does not depend on the base fee.
+pub(super) fn bundle_charge(order: &Order) -> Charge {
+    charge_and_claim(order, 0).0
+}
+
+/// A bundle may omit its first transaction, or pay for the other transactions. These cost nothing.
 fn cost_of(order: &Order) -> Option<Cost> {
     let tx = match order {
         Order::Tx(tx) => tx,
@@ -93,102 +107,110 @@ fn cost_of(order: &Order) -> Option<Cost> {
     Some((tx.sender(), tx.nonce(), tx.max_cost_wei()))
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Claims {
-    /// For each kind that of callers, and that of the host and of signers that it knows.
-    halves: [Half; 6],
-    /// By holder, with the order and what it was sent as.
-    costs: BTreeSet<(Holder, Cost, u64, Kind)>,
-    /// Orders that have left, whose claims still count: thousands of addresses may have sent one.
-    left: Vec<(usize, u64, Counted, HeldOrder)>,
+/// An order that was removed, some of whose claims still count.
+#[derive(Debug)]
+struct Removed {
+    half_index: usize,
+    seq: u64,
+    charge: Charge,
+    order: HeldOrder,
 }
 
-const fn class((kind, holder): &Claim) -> usize {
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    /// For each kind the callers' half, and the half of the host and of the signers that it knows.
+    halves: [Half; 6],
+    /// By holder, with the sequence number of the order and its kind.
+    costs: BTreeSet<(Holder, Cost, u64, Kind)>,
+    /// Thousands of addresses may have sent one order, so its claims are released in steps.
+    removed: Vec<Removed>,
+}
+
+const fn half_index((kind, holder): &Claim) -> usize {
     2 * *kind as usize + holder.is_known() as usize
 }
 
 impl Claims {
-    /// Adds a claim that is not there.
-    pub(super) fn add(&mut self, seq: u64, counted: &Counted, claim: Claim) {
-        let &Counted { rank, signer, bytes, cost } = counted;
-        let order = HeldOrder { place: (rank, seq), signer, bytes, holders: Vec::new() };
-        self.halves[class(&claim)].insert(seq, claim.1, order);
+    /// Adds a claim that does not exist yet.
+    pub(super) fn add(&mut self, seq: u64, charge: &Charge, claim: Claim) {
+        let &Charge { rank, signer, bytes, cost } = charge;
+        let order = HeldOrder { eviction_key: (rank, seq), signer, bytes, holders: Vec::new() };
+        self.halves[half_index(&claim)].insert(seq, claim.1, order);
         if let Some(cost) = cost {
             self.costs.insert((claim.1, cost, seq, claim.0));
         }
     }
 
     pub(super) fn contains(&self, seq: u64, claim: &Claim) -> bool {
-        self.halves[class(claim)].is_held_by(seq, &claim.1)
+        self.halves[half_index(claim)].is_held_by(seq, &claim.1)
     }
 
-    /// Who holds an order, as far as so many are wanted: known holders first.
-    pub(super) fn holders(&self, seq: u64, most: usize) -> Vec<Claim> {
-        let kinds = [Kind::Raw, Kind::Private, Kind::Bundle];
+    /// Returns at most `limit` claims on an order, those of known holders first.
+    pub(super) fn holders(&self, seq: u64, limit: usize) -> Vec<Claim> {
         let halves = [true, false].into_iter().flat_map(|is_known| {
-            kinds.map(|kind| (kind, &self.halves[2 * kind as usize + usize::from(is_known)]))
+            Kind::ALL.map(|kind| (kind, &self.halves[2 * kind as usize + usize::from(is_known)]))
         });
         let held = halves.filter_map(|(kind, half)| Some((kind, half.get(seq)?)));
         held.flat_map(|(kind, order)| order.holders.iter().map(move |holder| (kind, *holder)))
-            .take(most)
+            .take(limit)
             .collect()
     }
 
-    /// Ends a claim. Returns whether nobody holds the order any more.
-    pub(super) fn end(&mut self, seq: u64, counted: &Counted, claim: &Claim) -> bool {
-        self.halves[class(claim)].remove(seq, &claim.1);
-        if let Some(cost) = counted.cost {
+    /// Removes a claim. Returns whether nobody holds the order any more.
+    pub(super) fn remove(&mut self, seq: u64, charge: &Charge, claim: &Claim) -> bool {
+        self.halves[half_index(claim)].remove(seq, &claim.1);
+        if let Some(cost) = charge.cost {
             self.costs.remove(&(claim.1, cost, seq, claim.0));
         }
         self.halves.iter().all(|half| half.get(seq).is_none())
     }
 
-    /// The order has left. If it has many claims, [`Self::end_some`] ends the others.
-    pub(super) fn remove(&mut self, seq: u64, counted: &Counted) {
-        for class in 0..self.halves.len() {
-            if let Some(order) = self.halves[class].take(seq) {
-                self.left.push((class, seq, *counted, order));
-                self.end_last(ENDED_AT_ONCE);
+    /// Removes an order. If it has many claims, [`Self::release_some`] releases most of them later.
+    pub(super) fn remove_order(&mut self, seq: u64, charge: &Charge) {
+        for half_index in 0..self.halves.len() {
+            if let Some(order) = self.halves[half_index].take(seq) {
+                self.removed.push(Removed { half_index, seq, charge: *charge, order });
+                self.release(RELEASED_AT_ONCE);
             }
         }
     }
 
-    /// Ends some claims on orders that have left.
-    pub(super) fn end_some(&mut self) {
-        self.end_last(ENDED_PER_STEP);
+    /// Releases some claims on removed orders.
+    pub(super) fn release_some(&mut self) {
+        self.release(RELEASED_PER_STEP);
     }
 
-    /// Ends at most so many claims on orders that have left.
-    fn end_last(&mut self, most: usize) {
-        for _ in 0..most {
-            let Some((class, seq, counted, order)) = self.left.last_mut() else { return };
+    fn release(&mut self, limit: usize) {
+        for _ in 0..limit {
+            let Some(Removed { half_index, seq, charge, order }) = self.removed.last_mut() else {
+                return;
+            };
             if let Some(holder) = order.holders.pop() {
-                self.halves[*class].end_claim(order, holder);
-                if let Some(cost) = counted.cost {
-                    let kind = [Kind::Raw, Kind::Private, Kind::Bundle][*class / 2];
-                    self.costs.remove(&(holder, cost, *seq, kind));
+                self.halves[*half_index].release(order, holder);
+                if let Some(cost) = charge.cost {
+                    self.costs.remove(&(holder, cost, *seq, Kind::ALL[*half_index / 2]));
                 }
             }
             if order.holders.is_empty() {
-                self.left.pop();
+                self.removed.pop();
             }
         }
     }
 
-    /// Whether the sender of an order can pay for it and for its others of the same holder: what
-    /// strangers send of a sender leaves it as much as before. Of each nonce, the dearest counts:
-    /// one look-up each.
+    /// Checks whether the sender of an order can pay for it and for its other orders of the same
+    /// holder. Orders that strangers send of a sender do not count. Of each nonce only the dearest
+    /// order counts, which takes one look-up.
     pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
         let &Funds { balance_wei, next_nonce, max_nonces_ahead } = funds;
-        let Some((sender, nonce, mut cost_wei)) = cost_of(order) else { return Ok(()) };
-        let own_wei = cost_wei;
-        let to = next_nonce.saturating_add(u64::from(max_nonces_ahead) + 1);
-        let at = |nonce| (order.holder(), (sender, nonce, U256::ZERO), 0, Kind::Raw);
-        let (start, mut end) = (at(next_nonce), at(to));
+        let Some((sender, nonce, own_wei)) = cost_of(order) else { return Ok(()) };
+        let first_of_nonce = |nonce| (order.holder(), (sender, nonce, U256::ZERO), 0, Kind::Raw);
+        let last_nonce = next_nonce.saturating_add(u64::from(max_nonces_ahead) + 1);
+        let (start, mut end) = (first_of_nonce(next_nonce), first_of_nonce(last_nonce));
+        let mut cost_wei = own_wei;
         while let Some(&(_, (_, other, dearest), ..)) = self.costs.range(start..end).next_back() {
-            let counted = if other == nonce { dearest.saturating_sub(own_wei) } else { dearest };
-            cost_wei = cost_wei.saturating_add(counted);
-            end = at(other);
+            let added = if other == nonce { dearest.saturating_sub(own_wei) } else { dearest };
+            cost_wei = cost_wei.saturating_add(added);
+            end = first_of_nonce(other);
         }
         if cost_wei > balance_wei {
             return Err(RejectReason::InsufficientFunds { sender, balance_wei, cost_wei });
@@ -196,21 +218,21 @@ impl Claims {
         Ok(())
     }
 
-    /// The first bundle for a block before `next`, of those that may go, in a share that is too full
-    /// for a new claim.
-    pub(super) fn passed_bundle(
+    /// Returns the first bundle for a block before `next_block` that `is_evictable` admits, in a
+    /// share that is too full for a new claim.
+    pub(super) fn expired_bundle(
         &self,
         new: &NewClaim,
         limits: &Limits,
-        next: u64,
-        may_go: impl Fn(u64) -> bool,
+        next_block: u64,
+        is_evictable: impl Fn(u64) -> bool,
     ) -> Option<u64> {
-        let half = &self.halves[class(&(Kind::Bundle, new.holder))];
-        half.passed_bundle(new, &limits.bundles, next, may_go)
+        let half = &self.halves[half_index(&(Kind::Bundle, new.holder))];
+        half.expired_bundle(new, &limits.bundles, next_block, is_evictable)
     }
 
-    /// Which claims must end so that a new one fits: see [`Half::room_for`].
-    pub(super) fn room_for(
+    /// Returns the claims that must end so that a new one fits: see [`Half::plan_evictions`].
+    pub(super) fn plan_evictions(
         &self,
         kind: Kind,
         new: &NewClaim,
@@ -221,11 +243,11 @@ impl Claims {
             Kind::Raw | Kind::Private => &limits.external_txs,
             Kind::Bundle => &limits.bundles,
         };
-        let limit_bytes = caps.of_holder(&holder).bytes;
+        let limit_bytes = caps.for_holder(&holder).bytes;
         if bytes > limit_bytes {
             return Err(RejectReason::TooLarge { size_bytes: bytes, limit_bytes });
         }
-        let half = &self.halves[class(&(kind, holder))];
+        let half = &self.halves[half_index(&(kind, holder))];
         if let (Kind::Private, Some(sender)) = (kind, new.signer) {
             let limit = limits.max_private_per_sender;
             let count = half.signer_count(&holder, new.signer);
@@ -233,14 +255,14 @@ impl Claims {
                 return Err(RejectReason::SenderFull { sender, count, limit });
             }
         }
-        let victims = half.room_for(new, caps)?;
+        let victims = half.plan_evictions(new, caps)?;
         Ok(victims.into_iter().map(|(seq, holder)| (seq, (kind, holder))).collect())
     }
 }
 
-impl Counted {
-    /// A claim of this kind on an order that is counted so, for which room is needed. A bundle is
-    /// never evicted for one of a later block.
+impl Charge {
+    /// A new claim on an order with this charge. A bundle is never evicted for one of a later
+    /// block.
     pub(super) const fn new_claim(
         &self,
         seq: u64,
@@ -252,7 +274,8 @@ impl Counted {
             Kind::Bundle => (rank, MAX_EVICTED_BUNDLES),
             Kind::Raw | Kind::Private => (i128::MIN, MAX_EVICTED_TXS),
         };
-        NewClaim { holder, signer, place: (rank, seq), bytes, replaced, lowest_rank, max_evicted }
+        let eviction_key = (rank, seq);
+        NewClaim { holder, signer, eviction_key, bytes, replaced, lowest_rank, max_evicted }
     }
 }
 
@@ -260,24 +283,24 @@ impl Counted {
 mod tests {
     use super::*;
 
-    /// Thousands of addresses can send one transaction, and hundreds of such transactions leave in
-    /// one hold of the lock: to end all claims at once took milliseconds.
+    /// Thousands of addresses can send one transaction, and hundreds of such transactions can be
+    /// removed in one hold of the lock. To release all claims at once took milliseconds.
     #[test]
-    fn a_step_ends_a_bounded_number_of_claims_however_many_hold_an_order() {
+    fn a_step_releases_a_bounded_number_of_claims() {
         let mut claims = Claims::default();
-        let counted = Counted { rank: 0, signer: None, bytes: 1, cost: None };
+        let charge = Charge { rank: 0, signer: None, bytes: 1, cost: None };
         let claim = |n: u16| (Kind::Raw, Holder::caller([10, 0, (n >> 8) as u8, n as u8].into()));
         for seq in 0..2 {
-            (0..300).for_each(|n| claims.add(seq, &counted, claim(n)));
+            (0..300).for_each(|n| claims.add(seq, &charge, claim(n)));
         }
-        claims.remove(0, &counted);
-        claims.remove(1, &counted);
+        claims.remove_order(0, &charge);
+        claims.remove_order(1, &charge);
         let left = |claims: &Claims| {
-            claims.left.iter().map(|(.., order)| order.holders.len()).sum::<usize>()
+            claims.removed.iter().map(|removed| removed.order.holders.len()).sum::<usize>()
         };
         for expected in [568, 312, 56, 0] {
             assert_eq!(left(&claims), expected);
-            claims.end_some();
+            claims.release_some();
         }
         assert_eq!(claims.halves[0].signer_count(&claim(0).1, None), 0);
     }

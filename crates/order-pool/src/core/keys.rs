@@ -1,66 +1,76 @@
-//! Replacement keys: which message of a key is valid, in whatever order they arrive.
+//! Decides which message of a replacement key is valid, in whatever order the messages arrive.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use alloy_primitives::Address;
 
-use super::{limits::Division, usage::Waiting};
+use super::{limits::ShareCaps, usage::RetentionQueue};
 use crate::{event::InsertOutcome, holder::Holder, order::ReplacementKey};
 
-/// How many cancellations of unknown keys are published for each caller of whom only the address is
-/// known, counted from the first one for the retention of cancellations; for each other signer it is
-/// [`MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER`]. Further ones still take effect: the pool refuses the bundle when it arrives. No subscriber holds a
-/// bundle of such a key, so none misses anything, and who invents keys, of replacements or of signers,
-/// cannot fill the log. The limit is above zero because a cancellation can arrive before its bundle.
+/// The number of cancellations of unknown keys that are published for each caller of whom only the
+/// address is known, within [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after the
+/// first one. For a signer that the host knows it is [`MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER`].
+///
+/// Further cancellations still take effect: the pool refuses the bundle when it arrives. No
+/// subscriber has a bundle of such a key, so none misses anything, and a caller that invents
+/// replacement keys or signers cannot fill the log. The limit is above zero because a cancellation
+/// can arrive before its bundle.
 pub const MAX_UNKNOWN_CANCELLATIONS: usize = 64;
 
-/// The same for each signer that the host knows: 17 a second. In a fleet a searcher cancels at one
-/// machine what it has sent to another, so that all of its cancellations may be of unknown orders.
+/// As [`MAX_UNKNOWN_CANCELLATIONS`], for each signer that the host knows: 17 a second. In a fleet a
+/// searcher cancels at one machine what it has sent to another, so all of its cancellations may be
+/// of unknown orders.
 pub const MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER: usize = 1_024;
 
-/// How many cancellations of unknown orders this holder may publish within their retention.
+/// Returns how many cancellations of unknown orders a holder may publish within their retention.
 pub(super) const fn max_unknown(holder: &Holder) -> usize {
     if holder.is_known() { MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER } else { MAX_UNKNOWN_CANCELLATIONS }
 }
 
-/// A key's bundles for one block, 0 while the pool knows no head. `None` stands for the key's
+/// A key and a block, which is 0 while the pool knows no head. `None` stands for the key's
 /// cancellations, which cover every block.
 ///
-/// A searcher sends one uuid for several blocks, and means each block's bundle to be valid:
-/// rbuilder too replaces within a block (develop of July 2025, `OrderReplacementManager`), and
-/// cancels in all of them.
+/// A searcher sends one uuid for several blocks, and means each block's bundle to be valid.
+/// rbuilder too replaces bundles of one block only (develop of July 2025,
+/// `OrderReplacementManager`), and cancels those of all blocks.
 pub(crate) type Slot = (ReplacementKey, Option<u64>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeyState {
     /// The highest nonce of any message that took effect.
     pub(crate) nonce: Option<u64>,
-    /// When that message was sent, if it came without a nonce: see [`micros`].
+    /// When that message was sent, if it came without a nonce, in microseconds since the Unix
+    /// epoch.
     pub(crate) sent_at: Option<u64>,
-    /// Set by [`Keys::with_cancellations`] alone: no bundle of this nonce is pooled, and no cancellation covers it. Its
-    /// message may come again.
+    /// No bundle of this nonce is pooled, and no cancellation covers it: its message may be sent
+    /// again. Only [`Keys::merged_with_cancellations`] sets it.
     pub(crate) is_refused: bool,
-    /// For cancellations: whether it was permanent.
+    /// Of a key's cancellations: whether one was permanent.
     pub(crate) is_final: bool,
-    /// For a block: the sequence number of its pooled bundle.
+    /// Of a block: the sequence number of its pooled bundle.
     pub(crate) bundle: Option<u64>,
-    /// For cancellations: the sequence number of the published `Cancelled` event, while it applies.
+    /// Of a key's cancellations: the sequence number of the published `Cancelled` event, while it
+    /// applies.
     pub(crate) published: Option<u64>,
-    /// When it is forgotten; `None` while a bundle is pooled.
+    /// When the slot is forgotten; `None` while a bundle is pooled.
     pub(crate) forget_at: Option<Duration>,
-    /// Who sent its latest message.
+    /// The holder that sent the latest message.
     pub(crate) holder: Holder,
 }
 
 impl KeyState {
-    /// The nonce that a message gets, or why it has no effect. One without a nonce gets the time of
-    /// its arrival, in microseconds since the Unix epoch, so that of two pools whose orders meet in a
-    /// third one the later message wins; but one above the highest known. If that is the time of one that
-    /// was sent later, this one was only inserted later: its blobs were verified meanwhile.
-    pub(crate) fn nonce_of(&self, nonce: Option<u64>, sent_at: u64) -> Result<u64, InsertOutcome> {
+    /// Returns the nonce of a message, or why the message has no effect.
+    ///
+    /// A message without a nonce gets the time of its arrival, in microseconds since the Unix
+    /// epoch, or one above the highest known nonce if that is higher. So the later message wins
+    /// where the orders of two pools meet in a third one. If the highest nonce is itself the time
+    /// of a message that was sent later, this message was only inserted later, because its blobs
+    /// were verified meanwhile: it is superseded.
+    pub(crate) fn assign_nonce(
+        &self,
+        nonce: Option<u64>,
+        sent_at: u64,
+    ) -> Result<u64, InsertOutcome> {
         if self.is_final {
             return Err(InsertOutcome::CancelledPermanently);
         }
@@ -80,42 +90,37 @@ impl KeyState {
         }
     }
 
-    /// Whether it is known that its message was sent after this time.
+    /// Whether its message is known to have been sent after this time.
     pub(crate) fn is_later_than(&self, sent_at: u64) -> bool {
         self.sent_at.is_some_and(|own| own > sent_at)
     }
 }
 
-/// Microseconds since the Unix epoch, below the highest nonce.
-pub(crate) fn micros(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX - 1)
-}
-
-/// All slots.
+/// The states of all slots.
 #[derive(Debug)]
 pub(crate) struct Keys {
     states: BTreeMap<Slot, KeyState>,
-    /// Those without a bundle.
-    waiting: Waiting<Slot>,
-    /// How many cancellations of keys without a bundle were published, and until when they count.
+    /// The slots without a bundle.
+    retained: RetentionQueue<Slot>,
+    /// For each holder how many cancellations of unknown keys were published, and until when they
+    /// count.
     unknown_cancellations: BTreeMap<Holder, (usize, Duration)>,
     retention: Duration,
 }
 
 impl Keys {
-    pub(crate) fn new(retention: Duration, division: Division) -> Self {
+    pub(crate) fn new(retention: Duration, caps: ShareCaps) -> Self {
         Self {
             states: BTreeMap::new(),
-            waiting: Waiting::new(division),
+            retained: RetentionQueue::new(caps),
             unknown_cancellations: BTreeMap::new(),
             retention,
         }
     }
 
-    /// Whether a cancellation of this key is published; counts it if so. `is_known`: bundles of the
-    /// key are remembered.
-    pub(crate) fn publishes(
+    /// Counts a cancellation of this key, and returns whether to publish it. One is always
+    /// published if bundles of its key are remembered (`is_known`).
+    pub(crate) fn may_publish(
         &mut self,
         key: &ReplacementKey,
         holder: &Holder,
@@ -125,8 +130,8 @@ impl Keys {
         if is_known {
             return true;
         }
-        let publisher = publisher(holder, key.signer);
-        let (count, until) = self.unknown_cancellations.entry(publisher).or_default();
+        let quota_holder = quota_holder(holder, key.signer);
+        let (count, until) = self.unknown_cancellations.entry(quota_holder).or_default();
         if *until <= now {
             (*count, *until) = (0, now.saturating_add(self.retention));
         }
@@ -142,8 +147,8 @@ impl Keys {
         self.states.get(slot).copied().unwrap_or_default()
     }
 
-    /// The state of a block's bundle, combined with that of the key's cancellations.
-    pub(crate) fn with_cancellations(&self, slot: &Slot) -> KeyState {
+    /// Returns the state of a block's bundle, combined with that of the key's cancellations.
+    pub(crate) fn merged_with_cancellations(&self, slot: &Slot) -> KeyState {
         let (own, all) = (self.get(slot), self.get(&(slot.0, None)));
         let is_latest = own.nonce > all.nonce;
         let KeyState { nonce, sent_at, .. } = if is_latest { own } else { all };
@@ -152,14 +157,14 @@ impl Keys {
         KeyState { nonce, sent_at, is_refused, is_final, published, ..own }
     }
 
-    /// The states of the key's bundles, by block.
-    pub(crate) fn blocks_of(&self, key: &ReplacementKey) -> Vec<(Slot, KeyState)> {
+    /// Returns the slots of a key's bundles, by block.
+    pub(crate) fn block_slots(&self, key: &ReplacementKey) -> Vec<(Slot, KeyState)> {
         let slots = self.states.range((*key, Some(0))..=(*key, Some(u64::MAX)));
         slots.map(|(slot, state)| (*slot, *state)).collect()
     }
 
-    /// Replaces the state of a slot. One without a bundle is forgotten after the retention, counted
-    /// from now.
+    /// Replaces the state of a slot. A slot without a bundle is forgotten after the retention,
+    /// counted from now.
     pub(crate) fn set(&mut self, slot: Slot, mut state: KeyState, now: Duration) {
         state.forget_at = match state.bundle {
             Some(_) => None,
@@ -167,51 +172,51 @@ impl Keys {
         };
         let before = self.states.insert(slot, state);
         if let Some(before) = &before {
-            self.leave(slot, before);
+            self.dequeue(slot, before);
         }
-        if let Some(at) = state.forget_at {
-            self.waiting.insert(state.holder, slot.0.signer, (at, slot));
+        if let Some(forget_at) = state.forget_at {
+            self.retained.insert(state.holder, slot.0.signer, (forget_at, slot));
         }
         if let Some(before) = before {
-            self.forget_publisher(slot, &before);
+            self.reset_unused_quota(slot, &before);
         }
     }
 
-    /// Removes a slot from everything but the states.
-    fn leave(&mut self, slot: Slot, state: &KeyState) {
-        if let Some(at) = state.forget_at {
-            self.waiting.remove(state.holder, slot.0.signer, (at, slot));
+    /// Removes a slot from the queue of those without a bundle.
+    fn dequeue(&mut self, slot: Slot, state: &KeyState) {
+        if let Some(forget_at) = state.forget_at {
+            self.retained.remove(state.holder, slot.0.signer, (forget_at, slot));
         }
     }
 
-    /// Forgets a slot without a bundle if one is due.
+    /// Forgets a slot without a bundle whose time is over.
     pub(crate) fn forget_due(&mut self, now: Duration) -> Option<(Slot, KeyState)> {
-        self.forget(self.waiting.due(now)?)
+        self.forget(self.retained.due(now)?)
     }
 
-    /// Forgets a slot without a bundle if this holder, or its half of all, has too many.
+    /// Forgets a slot without a bundle if this holder, its network or its half has too many.
     pub(crate) fn forget_excess(&mut self, holder: &Holder) -> Option<(Slot, KeyState)> {
-        self.forget(self.waiting.excess(holder)?)
+        self.forget(self.retained.excess(holder)?)
     }
 
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
         let state = self.states.remove(&slot)?;
-        self.leave(slot, &state);
-        self.forget_publisher(slot, &state);
+        self.dequeue(slot, &state);
+        self.reset_unused_quota(slot, &state);
         Some((slot, state))
     }
 
-    /// Counts its published cancellations no longer, if its holder has no other slot.
-    fn forget_publisher(&mut self, slot: Slot, &KeyState { holder, .. }: &KeyState) {
-        let signer = slot.0.signer;
-        if self.waiting.count(&holder, &signer) == 0 {
-            self.unknown_cancellations.remove(&publisher(&holder, signer));
+    /// Stops counting the published cancellations of a slot's holder that has no other slot.
+    fn reset_unused_quota(&mut self, slot: Slot, state: &KeyState) {
+        let (holder, signer) = (&state.holder, slot.0.signer);
+        if self.retained.count(holder, &signer) == 0 {
+            self.unknown_cancellations.remove(&quota_holder(holder, signer));
         }
     }
 }
 
-/// Against whom published cancellations of unknown orders are counted.
-pub(super) fn publisher(holder: &Holder, signer: Address) -> Holder {
+/// Returns the holder against whom published cancellations of unknown orders are counted.
+pub(super) fn quota_holder(holder: &Holder, signer: Address) -> Holder {
     if holder.is_known() { Holder::Signer(signer) } else { *holder }
 }
 
@@ -222,14 +227,14 @@ mod tests {
 
     /// It was counted for ever for each address from which one key was cancelled.
     #[test]
-    fn a_key_whose_holder_changes_is_counted_for_the_last_one_alone() {
+    fn a_key_counts_only_for_its_latest_holder() {
         let now = Duration::ZERO;
-        let division = Limits::from(PoolConfig::default()).keys;
-        let mut keys = Keys::new(Duration::from_secs(60), division);
+        let caps = Limits::from(PoolConfig::default()).keys;
+        let mut keys = Keys::new(Duration::from_secs(60), caps);
         let key = ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO };
         for n in 0..100 {
             let holder = Holder::caller([10, 0, 0, n].into());
-            assert!(keys.publishes(&key, &holder, false, now));
+            assert!(keys.may_publish(&key, &holder, false, now));
             let state = KeyState { nonce: Some(n.into()), holder, ..KeyState::default() };
             keys.set((key, None), state, now);
         }

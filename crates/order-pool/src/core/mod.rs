@@ -1,27 +1,29 @@
-//! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out. It is compared
-//! with a naive model after every step of random sequences.
+//! Decides everything that the pool does, without clock, lock or readers: an operation and the time
+//! in, effects out. A test compares it with a naive model after every step of random sequences.
 //!
-//! - **Shares** ([`claims`] has the rules as a table; [`room`], [`usage`], [`limits`]): what external
-//!   callers sent is capped apart from what the node announced, since claiming a high fee costs
-//!   nothing. It is counted by holder, then by signer, so a flood displaces its own.
-//! - **Ranks** ([`node_share`]): of what the node announced the worst-paying is evicted, and no head
-//!   reorders it.
+//! - **Shares** ([`claims`] has the rules as a table; [`eviction`], [`usage`], [`limits`]): the
+//!   orders of external callers are capped apart from the transactions that the node announced,
+//!   since to claim a high fee costs nothing. They are counted by holder, then by signer, so a
+//!   flood displaces orders of its own.
+//! - **Ranks** ([`node_share`]): the worst-paying transaction that the node announced is evicted,
+//!   and no head reorders the ranks.
 //! - **Retention** ([`pooled_txs`]): what keeps a transaction, and when that is over.
-//! - **Heads** ([`chain`]): the cost is proportional to the block; its hashes and nonces are looked up,
-//!   and the pool is not scanned. A reorg puts back what the blocks had removed.
-//! - **Keys** ([`keys`], [`private_cancellations`]): which message of a replacement key is valid, and which
-//!   private transactions were cancelled.
+//! - **Heads** ([`chain`]): the cost is proportional to the block, because its hashes and nonces
+//!   are looked up and the pool is not scanned. A reorg puts back what the undone blocks had
+//!   removed.
+//! - **Keys** ([`keys`], [`private_cancellations`]): which message of a replacement key is valid,
+//!   and which private transactions were cancelled.
 
 mod bundle_index;
 mod bundles;
 mod chain;
 mod claims;
+mod eviction;
 mod keys;
 mod limits;
 mod node_share;
 mod pooled_txs;
 mod private_cancellations;
-mod room;
 mod txs;
 mod usage;
 
@@ -32,17 +34,17 @@ use chain_view::{Head, NonceUpdate};
 
 pub use self::keys::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
 #[cfg(all(test, not(loom)))]
-pub(crate) use self::limits::Division;
+pub(crate) use self::limits::ShareCaps;
 use self::{
     bundle_index::BundleIndex,
     chain::Chain,
-    claims::{Claim, Claims, Counted, Kind, counted},
+    claims::{Charge, Claim, Claims, Kind, bundle_charge},
     keys::Keys,
     node_share::NodeShare,
     pooled_txs::PooledTxs,
     private_cancellations::PrivateCancellations,
 };
-pub(crate) use self::{chain::Change, keys::micros, limits::Limits, usage::Size};
+pub(crate) use self::{chain::Change, limits::Limits, usage::Size};
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},
@@ -50,36 +52,40 @@ use crate::{
     read::{Index, SeenState, SeenWindow},
 };
 
-/// Most bundles that one step removes because they are over: with the most transactions that a bundle
-/// may have, about 60 us each, a quarter of a millisecond, for which inserts wait.
+/// The most invalid or expired bundles that one step removes. With the most transactions that a
+/// bundle may have, each takes about 60 us, so inserts wait for a quarter of a millisecond.
 const SWEPT_PER_STEP: usize = 4;
 
-/// A change to publish to readers. The first three have an event each, with the next sequence number.
+/// A change to publish to readers. Each of the first three is an event with the next sequence
+/// number.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
-    /// An order, or a cancellation: replays show it until it is removed or has ended.
+    /// An order or a cancellation. Replays show it until it is removed or has ended.
     Added(Event),
-    /// What no replay shows.
-    Told(Event),
+    /// An event that no replay shows.
+    Transient(Event),
     Removed {
-        /// The sequence number of its `Added`.
+        /// The sequence number of the order's `Added`.
         added: u64,
         order: Arc<Order>,
         reason: RemoveReason,
     },
-    /// A subscriber that joins after the event that follows need not be told of the cancellation any
-    /// more. Holds the sequence number of its event.
+    /// Replays from the next event on do not show the cancellation with this sequence number.
     CancellationEnded(u64),
-    /// The same, of a cancellation of a private transaction that is not remembered any more.
+    /// As [`Self::CancellationEnded`], of the cancellation of a private transaction that is no
+    /// longer remembered.
     PrivateCancellationForgotten(u64),
 }
 
-/// What a block has ended for the bundles that contain it.
+/// What a block has made obsolete, because of which bundles may be invalid.
 #[derive(Clone, Copy, Debug)]
-enum Ended {
+enum Invalidation {
     Mined(B256),
-    /// All of the sender below this nonce.
-    Stale(Address, u64),
+    /// All transactions of the sender below this nonce.
+    Stale {
+        sender: Address,
+        next_nonce: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -88,13 +94,13 @@ pub(crate) struct Core {
     /// The sequence number of the next event.
     pub(crate) next_seq: u64,
     now: Duration,
-    /// What readers are to be told: taken after each operation.
+    /// The changes of the current operation, which its caller publishes.
     pub(crate) effects: Vec<Effect>,
     pub(crate) txs: PooledTxs,
     /// The transactions that the node has announced, or for which the host vouches.
     node_share: NodeShare,
-    /// The size of the others. Capped by their claims: their fees are only a claim, while the node
-    /// has checked that its senders can pay.
+    /// The size of all other transactions. Their claims are capped: their fees are only a claim,
+    /// while the node has checked that the senders of its own can pay.
     pub(crate) external: Size,
     pub(crate) claims: Claims,
     pub(crate) bundles: BundleIndex,
@@ -103,8 +109,8 @@ pub(crate) struct Core {
     pub(crate) index: Index,
     pub(crate) seen: SeenWindow,
     pub(crate) chain: Chain,
-    /// For [`Self::sweep`], each with the block that has ended it.
-    ended: VecDeque<(Head, Ended)>,
+    /// What [`Self::sweep`] has to do, each with the head of the block that caused it.
+    invalidations: VecDeque<(Head, Invalidation)>,
 }
 
 impl Core {
@@ -129,30 +135,37 @@ impl Core {
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             seen: SeenWindow::new(limits.dedupe_window),
             chain: Chain::new(limits.recent_blocks),
-            ended: VecDeque::new(),
+            invalidations: VecDeque::new(),
             limits,
         }
     }
 
-    /// Removes the transactions that the head's block contains. The bundles that contain them are
-    /// left to [`Self::sweep`], and to [`Self::end_stale`] what has their nonces, which nobody else tells a builder that
-    /// has no node.
-    pub(crate) fn mine(&mut self, head: &Head, mined: &[B256], raised: &mut VecDeque<NonceUpdate>) {
+    /// Removes the transactions that the head's block contains.
+    ///
+    /// [`Self::sweep`] removes the bundles that contain them, and [`Self::remove_stale`] the
+    /// transactions with their nonces. Nobody else reports these nonces to a builder without a
+    /// node.
+    pub(crate) fn remove_mined(
+        &mut self,
+        head: &Head,
+        mined: &[B256],
+        raised: &mut VecDeque<NonceUpdate>,
+    ) {
         for hash in mined {
             if let Some(seq) = self.find(hash)
-                && let Some(taken) = self.take_tx_for_block(seq, RemoveReason::Mined)
+                && let Some(removed) = self.remove_tx_for_block(seq, RemoveReason::Mined)
             {
-                if let Some(tx) = taken.order.as_tx() {
+                if let Some(tx) = removed.order.as_tx() {
                     let used = NonceUpdate::new(tx.sender(), tx.nonce().saturating_add(1));
                     let is_news = self.chain.recent.raise(&head.hash, used) == Some(true);
                     raised.extend(is_news.then_some(used));
                 }
-                self.chain.take_mined(head, taken);
+                self.chain.retain_mined(head, removed);
             }
-            // One that had been evicted or had expired is not accepted again.
+            // A transaction that was evicted or has expired is not accepted again.
             self.seen.set(hash, SeenState::Known);
             if self.bundles.first_with_tx(hash).is_some() {
-                self.ended.push_back((*head, Ended::Mined(*hash)));
+                self.invalidations.push_back((*head, Invalidation::Mined(*hash)));
             }
         }
     }
@@ -160,13 +173,13 @@ impl Core {
     /// See [`OrderPool::on_chain_reset`](crate::OrderPool::on_chain_reset).
     pub(crate) fn reset_chain(&mut self) {
         self.chain = Chain::new(self.limits.recent_blocks);
-        self.ended.clear();
+        self.invalidations.clear();
         self.seen.let_all_return();
     }
 
-    /// Forgets transactions that undone blocks contained, the new one does not, and the pool does
-    /// not hold: they must be fetched again, and not be refused as known.
-    pub(crate) fn forget(&mut self, hashes: &[B256]) {
+    /// Forgets transactions that undone blocks contained, that the new block does not contain, and
+    /// that are not in the pool. They must be fetched again, and not be refused as known.
+    pub(crate) fn forget_undone(&mut self, hashes: &[B256]) {
         for hash in hashes {
             if !self.chain.recent.is_mined(hash) && self.find(hash).is_none() {
                 self.seen.forget(hash);
@@ -174,9 +187,9 @@ impl Core {
         }
     }
 
-    /// Records the nonces that a block raised. Returns the block's head and what
-    /// [`Self::end_stale`] has to do; `None` if the block is not one of the recent ones, for
-    /// instance because a reorg undid it meanwhile.
+    /// Records the nonces that a block raised. Returns the block's head and the updates for
+    /// [`Self::remove_stale`], or `None` if the block is not one of the recent ones, for instance
+    /// because a reorg undid it meanwhile.
     pub(crate) fn raise_nonces(
         &mut self,
         block_hash: B256,
@@ -188,8 +201,9 @@ impl Core {
     }
 
     /// Removes at most `limit` transactions that raised nonces have made stale, and takes the
-    /// updates that are done. The bundles that contain such nonces are left to [`Self::sweep`].
-    pub(crate) fn end_stale(
+    /// updates that are done off the queue. [`Self::sweep`] removes the bundles that contain such
+    /// nonces.
+    pub(crate) fn remove_stale(
         &mut self,
         head: &Head,
         raised: &mut VecDeque<NonceUpdate>,
@@ -200,30 +214,31 @@ impl Core {
                 return;
             };
             if let Some(seq) = self.txs.first_below(sender, next_nonce) {
-                if let Some(taken) = self.take_tx_for_block(seq, RemoveReason::StaleNonce) {
-                    self.chain.take_ended(head, taken);
+                if let Some(removed) = self.remove_tx_for_block(seq, RemoveReason::StaleNonce) {
+                    self.chain.retain_invalidated(head, removed);
                 }
                 continue;
             }
             if self.bundles.first_with_nonce_below(sender, next_nonce).is_some() {
-                self.ended.push_back((*head, Ended::Stale(sender, next_nonce)));
+                self.invalidations.push_back((*head, Invalidation::Stale { sender, next_nonce }));
             }
             raised.pop_front();
         }
     }
 
-    /// Removes at most [`SWEPT_PER_STEP`] bundles that blocks have made impossible, and those for a block that
-    /// has passed or is too far above the head ([`Self::last_kept`]); returns whether more are left. Readers do not find a bundle whose block has passed.
+    /// Removes at most [`SWEPT_PER_STEP`] bundles that blocks have made invalid, or whose block has
+    /// passed or is above [`Self::last_kept_block`]. Returns whether more are left. Readers do not
+    /// find a bundle whose block has passed.
     pub(crate) fn sweep(&mut self) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
-        let last = self.last_kept(head);
+        let last = self.last_kept_block(head);
         for _ in 0..SWEPT_PER_STEP {
-            if let Some((by, ended)) = self.ended.front().copied() {
-                self.sweep_ended(by, ended);
+            if let Some((head, invalidation)) = self.invalidations.front().copied() {
+                self.sweep_invalidation(head, invalidation);
             } else if let Some(seq) = self.bundles.first_up_to(head) {
-                self.end_bundle(seq, RemoveReason::BlockPassed);
+                self.remove_bundle(seq, RemoveReason::BlockPassed);
             } else if let Some(seq) = self.bundles.first_above(last) {
-                self.end_bundle(seq, RemoveReason::BlockTooFar);
+                self.remove_bundle(seq, RemoveReason::BlockTooFar);
             } else {
                 return false;
             }
@@ -231,13 +246,15 @@ impl Core {
         true
     }
 
-    /// Removes at most `limit` transactions and keys whose retention is over; returns whether more may
-    /// be due.
+    /// Removes at most `limit` transactions, cancellations and keys whose retention is over.
+    /// Returns whether more may be due.
     pub(crate) fn expire(&mut self, limit: usize) -> bool {
         for _ in 0..limit {
             if self.expire_tx() {
-            } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
-                self.effects.push(Effect::PrivateCancellationForgotten(told));
+                continue;
+            }
+            if let Some(seq) = self.private_cancellations.forget_due(self.now) {
+                self.effects.push(Effect::PrivateCancellationForgotten(seq));
             } else if let Some(((key, _), state)) = self.keys.forget_due(self.now) {
                 self.publish_forgotten(key, &state);
             } else {
@@ -247,16 +264,19 @@ impl Core {
         true
     }
 
-    /// Called before each operation, with the time. It stays monotonic, even if the caller's clock is not.
+    /// Starts an operation at this time. The pool's time stays monotonic, even if the caller's
+    /// clock is not.
     pub(crate) fn begin(&mut self, now: Duration) {
         self.now = self.now.max(now);
-        self.claims.end_some();
+        self.claims.release_some();
     }
 
-    /// The last block for which an order is kept: more than is accepted, because a reorg begins with a lower head, and what
-    /// was accepted with the higher one before is not too far ahead once the new branch is as long. What is later was
-    /// accepted while the pool knew no head.
-    const fn last_kept(&self, head: u64) -> u64 {
+    /// Returns the last block for which an order is kept.
+    ///
+    /// It is higher than the last block for which an order is accepted, because a reorg begins with
+    /// a lower head: an order that was accepted with the higher head is not too far ahead once the
+    /// new branch is as long. Orders for later blocks were accepted while the pool knew no head.
+    const fn last_kept_block(&self, head: u64) -> u64 {
         head.saturating_add(self.limits.max_blocks_kept())
     }
 
@@ -268,58 +288,66 @@ impl Core {
         self.txs.get(seq).map(|entry| &entry.order).or_else(|| self.bundles.get(seq))
     }
 
-    /// Lets someone hold a pooled order too. Returns whether that is new.
-    fn hold(&mut self, seq: u64, counted: &Counted, claim: Claim) -> Result<bool, RejectReason> {
+    /// Adds a holder to a pooled order. Returns whether the claim is new.
+    fn add_holder(
+        &mut self,
+        seq: u64,
+        charge: &Charge,
+        claim: Claim,
+    ) -> Result<bool, RejectReason> {
         if self.claims.contains(seq, &claim) {
             return Ok(false);
         }
-        self.make_room(seq, counted, claim, None)?;
-        self.claims.add(seq, counted, claim);
+        self.make_room(seq, charge, claim, None)?;
+        self.claims.add(seq, charge, claim);
         Ok(true)
     }
 
-    /// Ends other claims so that a new one, on the order with this sequence number, fits if it
-    /// replaces `replaced`. Either that or nothing, but for bundles whose block has passed: they go
-    /// first, and do not wait for upkeep.
+    /// Ends other claims so that a new one fits, on the order with this sequence number, which may
+    /// replace `replaced`. If there is not enough room it ends none, except that it removes bundles
+    /// whose block has passed: these go first, and do not wait for upkeep.
     fn make_room(
         &mut self,
         seq: u64,
-        counted: &Counted,
+        charge: &Charge,
         claim: Claim,
         replaced: Option<u64>,
     ) -> Result<(), RejectReason> {
-        let mut new = counted.new_claim(seq, claim, replaced);
+        let mut new = charge.new_claim(seq, claim, replaced);
         if let (Kind::Bundle, Some(head)) = (claim.0, self.chain.head()) {
-            let next = head.number.saturating_add(1);
+            let next_block = head.number.saturating_add(1);
             while new.max_evicted > 0 {
-                // A reorg puts back what a block has taken: that waits for its turn.
-                let may_go = |other| {
+                // A reorg must be able to put back a bundle that a block has made invalid, so such
+                // a bundle waits for [`Self::sweep`].
+                let is_evictable = |other| {
+                    let bundle = self.bundles.bundle(other);
                     Some(other) != replaced
                         && other != seq
-                        && self.bundles.bundle(other).is_some_and(|it| self.taken(it).is_none())
+                        && bundle.is_some_and(|bundle| self.first_obsolete(bundle).is_none())
                 };
-                let passed = self.claims.passed_bundle(&new, &self.limits, next, may_go);
-                let Some(passed) = passed else { break };
-                self.end_bundle(passed, RemoveReason::BlockPassed);
+                let limits = &self.limits;
+                let expired = self.claims.expired_bundle(&new, limits, next_block, is_evictable);
+                let Some(expired) = expired else { break };
+                self.remove_bundle(expired, RemoveReason::BlockPassed);
                 new.max_evicted -= 1;
             }
         }
-        for (seq, claim) in self.claims.room_for(claim.0, &new, &self.limits)? {
+        for (seq, claim) in self.claims.plan_evictions(claim.0, &new, &self.limits)? {
             self.end_claim(seq, &claim);
         }
         Ok(())
     }
 
-    /// Makes room for the first claim on a new order for which there is some. Returns that one and
-    /// those after it.
+    /// Makes room for the first of these claims on a new order for which there is room. Returns
+    /// that claim and those after it.
     fn make_room_for_first<'a>(
         &mut self,
-        counted: &Counted,
+        charge: &Charge,
         mut claims: &'a [Claim],
     ) -> Result<&'a [Claim], RejectReason> {
         loop {
             let [claim, others @ ..] = claims else { return Ok(claims) };
-            match self.make_room(self.next_seq, counted, *claim, None) {
+            match self.make_room(self.next_seq, charge, *claim, None) {
                 Ok(()) => return Ok(claims),
                 Err(reason) if others.is_empty() => return Err(reason),
                 Err(_) => claims = others,
@@ -329,45 +357,48 @@ impl Core {
 
     /// Adds the first of these claims on an order, and each of the others for which there is room
     /// without an eviction.
-    fn add_claims(&mut self, seq: u64, counted: &Counted, claims: &[Claim]) {
+    fn add_claims(&mut self, seq: u64, charge: &Charge, claims: &[Claim]) {
         for (index, claim) in claims.iter().enumerate() {
-            let new = counted.new_claim(seq, *claim, None);
+            let new = charge.new_claim(seq, *claim, None);
             let has_room = || {
-                self.claims.room_for(claim.0, &new, &self.limits).is_ok_and(|ends| ends.is_empty())
+                let plan = self.claims.plan_evictions(claim.0, &new, &self.limits);
+                plan.is_ok_and(|victims| victims.is_empty())
             };
             if index == 0 || has_room() {
-                self.claims.add(seq, counted, *claim);
+                self.claims.add(seq, charge, *claim);
             }
         }
     }
 
     /// Ends a claim, and evicts the order if nobody holds it any more.
     fn end_claim(&mut self, seq: u64, claim: &Claim) {
-        let counted = match self.txs.get(seq) {
-            Some(entry) => entry.counted,
+        let charge = match self.txs.get(seq) {
+            Some(entry) => entry.charge,
             None => match self.bundles.get(seq) {
-                Some(order) => counted(order, 0).0,
+                Some(order) => bundle_charge(order),
                 None => return,
             },
         };
-        if !self.claims.end(seq, &counted, claim) {
+        if !self.claims.remove(seq, &charge, claim) {
             return;
         }
         match claim.0 {
-            Kind::Bundle => _ = self.end_bundle(seq, RemoveReason::Evicted),
+            Kind::Bundle => _ = self.remove_bundle(seq, RemoveReason::Evicted),
             Kind::Raw | Kind::Private => _ = self.remove_tx(seq, RemoveReason::Evicted),
         }
     }
 
-    /// The end of an order: where it is no longer found, whether it may return, and its event.
-    fn leave(&mut self, seq: u64, order: &Arc<Order>, reason: RemoveReason) {
+    /// Removes an order from the index, records whether it may be inserted again, and publishes its
+    /// removal.
+    fn publish_removal(&mut self, seq: u64, order: &Arc<Order>, reason: RemoveReason) {
         let id = order.id();
         self.index.remove(id.hash(), seq);
         match reason {
-            // The state of its key refuses it, and once that is forgotten, that it is known.
+            // The state of its key refuses the bundle, and once that is forgotten, the dedupe
+            // window.
             RemoveReason::Cancelled if order.as_bundle().is_some() => {}
-            // A private transaction may be sent again, by its sender or by the node. A bundle whose block has passed
-            // is refused for that, unless a reorg has lowered the head.
+            // A private transaction may be sent again, by its sender or by the node. A bundle whose
+            // block has passed is refused for that, unless a reorg has lowered the head.
             RemoveReason::Evicted
             | RemoveReason::Expired
             | RemoveReason::BlockPassed
@@ -375,11 +406,11 @@ impl Core {
             | RemoveReason::Cancelled => self.seen.set(id.hash(), SeenState::MayReturn),
             _ => {}
         }
-        self.tell(Effect::Removed { added: seq, order: Arc::clone(order), reason });
+        self.publish(Effect::Removed { added: seq, order: Arc::clone(order), reason });
     }
 
-    /// Returns the sequence number of its event.
-    pub(crate) fn tell(&mut self, effect: Effect) -> u64 {
+    /// Queues an effect that is an event. Returns the event's sequence number.
+    pub(crate) fn publish(&mut self, effect: Effect) -> u64 {
         self.effects.push(effect);
         let seq = self.next_seq;
         self.next_seq += 1;

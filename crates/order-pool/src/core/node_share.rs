@@ -1,5 +1,6 @@
-//! The share of what the node announced, or for whose senders the host vouches: at a cap the
-//! transaction with the lowest tip goes, whatever the base fee is.
+//! Decides which transactions the node's share evicts: at a cap the one with the lowest tip,
+//! whatever the base fee is. The share has the transactions that the node announced, or for which
+//! the host vouches.
 
 use std::{
     cmp::Reverse,
@@ -10,24 +11,25 @@ use std::{
 use super::{pooled_txs::PooledTxs, usage::Size};
 use crate::{error::RejectReason, order::Transaction};
 
-/// Most transactions that one insert may evict, in about two milliseconds. Room for one of six blobs
-/// (0.83 MB) is 1.6 kB of each; a share that is full of bytes has 2.7 kB for each transaction that it
-/// may have, so it always has enough that are large enough.
+/// The most transactions that one insert evicts, which takes about two milliseconds. To make room
+/// for a transaction of six blobs (0.83 MB), each of them must have 1.6 kB. A share that is full of
+/// bytes has 2.7 kB for each transaction that it may have, so enough of them are large enough.
 pub(super) const MAX_EVICTED_TXS: usize = 512;
 
-/// The transactions of the node's share, which are [`PooledTxs`] with `is_of_node_share`, ranked.
+/// The ranks of the [`PooledTxs`] with `is_of_node_share`.
 #[derive(Debug)]
 pub(crate) struct NodeShare {
     pub(crate) size: Size,
     caps: Size,
-    /// By class of sizes: a transaction of six blobs needs the room of large ones, and must
-    /// not have to pass the small ones that pay less. Contains exactly those of the share that were
-    /// accepted before [`Self::ranked_below`].
+    /// By size class: a transaction of six blobs needs the room of large ones, and the search must
+    /// not have to pass the small ones that pay less. Contains exactly the transactions of the
+    /// share with a sequence number below [`Self::ranked_below`].
     ranks: BTreeMap<u32, Ranks>,
     ranked_below: u64,
 }
 
-/// Two classes for each power of two, from it and from half more: an exact bound would need a search.
+/// Returns the size class. There are two for each power of two, the second one from 1.5 times the
+/// power on.
 const fn size_class(bytes: usize) -> u32 {
     let bytes = if bytes < 2 { 2 } else { bytes };
     let log = bytes.ilog2();
@@ -40,8 +42,8 @@ impl NodeShare {
         Self { size, caps, ranks: BTreeMap::new(), ranked_below: 0 }
     }
 
-    /// Counts a transaction, which is pooled already. It may have been accepted before others of the
-    /// share if it comes from another one.
+    /// Counts a pooled transaction. One that moves here from another share may have been accepted
+    /// before others of this share.
     pub(super) fn insert(&mut self, seq: u64, fees: FeeCaps, bytes: usize, txs: &PooledTxs) {
         self.size.add(bytes);
         if seq < self.ranked_below {
@@ -61,8 +63,8 @@ impl NodeShare {
 
     /// Ranks are only needed at a cap, and cost as much as the rest of an insert. So nothing is
     /// ranked below half of either cap. Above that, each insert ranks eight times the fraction of
-    /// the share that it fills: all are ranked well before the share is full, and no single insert
-    /// ranks them all.
+    /// the share that it fills. So all transactions are ranked well before the share is full, and
+    /// no single insert ranks them all.
     fn rank_some(&mut self, bytes: usize, txs: &PooledTxs) {
         let (Size { count, bytes: total_bytes }, caps) = (self.size, self.caps);
         if count * 2 < caps.count && total_bytes * 2 < caps.bytes {
@@ -72,8 +74,8 @@ impl NodeShare {
         self.rank((count * 8 / caps.count).max(by_bytes as usize) + 2, txs);
     }
 
-    fn rank(&mut self, most: usize, txs: &PooledTxs) {
-        for (seq, entry) in txs.accepted_from(self.ranked_below).take(most) {
+    fn rank(&mut self, limit: usize, txs: &PooledTxs) {
+        for (seq, entry) in txs.iter_from(self.ranked_below).take(limit) {
             if entry.is_of_node_share {
                 let class = size_class(entry.order.size_bytes());
                 self.ranks.entry(class).or_default().insert(entry.fees, seq);
@@ -82,10 +84,11 @@ impl NodeShare {
         }
     }
 
-    /// Which transactions must be evicted so that one of this size fits: those with the lowest tip
-    /// first, and only those that pay less. One that is smaller than a [`MAX_EVICTED_TXS`]th of the
-    /// missing bytes is passed over: so many of these would not make room.
-    pub(super) fn room_for(
+    /// Returns the transactions that must be evicted so that one of this size fits: those with the
+    /// lowest tip first, and only those that pay less. One that is smaller than a
+    /// [`MAX_EVICTED_TXS`]th of the missing bytes is passed over, because as many as may be evicted
+    /// would not make room.
+    pub(super) fn plan_evictions(
         &mut self,
         fees: FeeCaps,
         size_bytes: usize,
@@ -101,10 +104,10 @@ impl NodeShare {
         if size.exceeds(&caps).is_none() {
             return Ok(Vec::new());
         }
-        // Usually none is left to rank, except in a share that few orders fill.
+        // Usually all are ranked already, except in a share that few transactions fill.
         self.rank(usize::MAX, txs);
         let least_bytes = size.bytes.saturating_sub(caps.bytes).div_ceil(MAX_EVICTED_TXS);
-        // The first class that has no smaller ones.
+        // The first class without transactions that are smaller.
         let least_class = match least_bytes {
             0 => 0,
             bytes => size_class(bytes - 1) + 1,
@@ -123,7 +126,8 @@ impl NodeShare {
         Ok(victims)
     }
 
-    /// Tip and sequence number, the lowest tip first, of those in a class of sizes or above.
+    /// Returns tip and sequence number, the lowest tip first, of the transactions in this size
+    /// class and above.
     fn worst_first(
         &self,
         least_class: u32,
@@ -150,7 +154,7 @@ pub(super) struct FeeCaps {
 }
 
 impl FeeCaps {
-    pub(super) fn of(tx: &Transaction) -> Self {
+    pub(super) fn new(tx: &Transaction) -> Self {
         // 2^127 wei is more ether than exists.
         let clamp = |wei: u128| i128::try_from(wei).unwrap_or(i128::MAX);
         // A tip above the fee cap is never paid. The gas limit is ignored, because claiming a high
@@ -164,7 +168,8 @@ impl FeeCaps {
         self.max_fee_wei < other.max_fee_wei && self.max_tip_wei < other.max_tip_wei
     }
 
-    /// The tip at a base fee; negative if it cannot pay the base fee, by the missing amount.
+    /// Returns the tip at a base fee. It is negative, by the missing amount, if the transaction
+    /// cannot pay the base fee.
     pub(super) fn tip(self, base_fee_wei: u64) -> i128 {
         self.max_tip_wei.min(self.max_fee_wei - i128::from(base_fee_wei))
     }
@@ -172,11 +177,12 @@ impl FeeCaps {
 
 type Rank = (i128, Reverse<u64>);
 
-/// The transactions of one class of sizes, ranked twice.
+/// The transactions of one size class, ranked twice.
 ///
-/// A tip is `min(max_tip, max_fee - base_fee)`, so the least tip of all is the lesser of the least
-/// `max_tip` and the least `max_fee` less the base fee: two sorted sets that no head ever reorders.
-/// Among equals the one accepted last is ranked worst, so that junk does not evict older ones.
+/// A tip is `min(max_tip, max_fee - base_fee)`. So the lowest tip of all is the lower one of the
+/// lowest `max_tip`, and the lowest `max_fee` less the base fee. That takes two sorted sets, which
+/// no head reorders. Among equals the transaction accepted last is ranked worst, so that junk
+/// evicts no older ones.
 #[derive(Debug, Default)]
 pub(super) struct Ranks {
     by_tip: BTreeSet<Rank>,
@@ -194,7 +200,7 @@ impl Ranks {
         self.by_fee.remove(&(fees.max_fee_wei, Reverse(seq)));
     }
 
-    /// Tip and sequence number, the worst first.
+    /// Returns tip and sequence number, the lowest tip first.
     pub(super) fn worst_first(&self, base_fee_wei: u64) -> impl Iterator<Item = (i128, u64)> {
         let base_fee_wei = i128::from(base_fee_wei);
         let mut by_tip = self.by_tip.iter().copied().peekable();

@@ -1,5 +1,5 @@
-//! The pooled transactions, and until when each is kept: while a node lists it, until a time, and
-//! until a block, whichever is the longest. Nothing shortens that but the end of the listing.
+//! Decides until when each pooled transaction is kept: while a node lists it, until a time, or
+//! until a block, whichever is the longest. Only the end of the listing shortens that.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,17 +9,18 @@ use std::{
 
 use alloy_primitives::Address;
 
-use super::{claims::Counted, node_share::FeeCaps};
+use super::{claims::Charge, node_share::FeeCaps};
 use crate::order::Order;
 
-/// What keeps a transaction. It is over when nothing does.
+/// What keeps a transaction in the pool. Its retention is over when nothing does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Retention {
-    /// An audited node lists it. Its end sets `until`.
+    /// A node whose pool is compared with this one lists it. The end of that sets `until`.
     pub(super) is_listed: bool,
-    /// A time, of what the node announced, or a caller sent as a raw transaction.
+    /// The time until which it is kept, if the node announced it or a caller sent it as a raw
+    /// transaction.
     pub(super) until: Option<Duration>,
-    /// The last block for which a caller sent it as a private one.
+    /// The last block for which a caller sent it as a private transaction.
     pub(super) last_block: Option<u64>,
 }
 
@@ -27,23 +28,25 @@ pub(super) struct Retention {
 pub(super) struct TxEntry {
     pub(super) order: Arc<Order>,
     pub(super) fees: FeeCaps,
-    pub(super) counted: Counted,
+    pub(super) charge: Charge,
     pub(super) retention: Retention,
-    /// The signer of all who sent it as a private one; `None` if one of them is another's, or raw.
+    /// The signer of all requests that sent it, as a private transaction; `None` if the requests
+    /// had different signers, or if one of them sent it as a raw transaction.
     pub(super) signer: Option<Address>,
-    /// In the node's share; the others are counted for their holders.
+    /// Whether it counts in the node's share, and not in those of its holders.
     pub(super) is_of_node_share: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct PooledTxs {
-    /// By acceptance.
+    /// By sequence number.
     entries: BTreeMap<u64, TxEntry>,
-    /// By sender, nonce and acceptance. Not a hash table: to grow one with 100,000 senders took 4 ms.
+    /// By sender, nonce and sequence number. It is no hash table, because to grow one with 100,000
+    /// senders took 4 ms.
     by_sender: BTreeSet<(Address, u64, u64)>,
-    /// Those that no node lists and that are kept until a time.
+    /// The transactions that no node lists and that are kept until a time.
     by_time: BTreeSet<(Duration, u64)>,
-    /// Those that are kept until a block.
+    /// The transactions that are kept until a block.
     by_block: BTreeSet<(u64, u64)>,
     bytes: usize,
 }
@@ -61,12 +64,13 @@ impl PooledTxs {
         self.entries.get(&seq)
     }
 
-    /// For changes of all but the retention: see [`Self::keep`].
+    /// For changes of everything but the retention: see [`Self::set_retention`].
     pub(super) fn get_mut(&mut self, seq: u64) -> Option<&mut TxEntry> {
         self.entries.get_mut(&seq)
     }
 
-    pub(super) fn accepted_from(&self, seq: u64) -> impl Iterator<Item = (u64, &TxEntry)> {
+    /// Returns the transactions from a sequence number on.
+    pub(super) fn iter_from(&self, seq: u64) -> impl Iterator<Item = (u64, &TxEntry)> {
         self.entries.range(seq..).map(|(seq, entry)| (*seq, entry))
     }
 
@@ -75,7 +79,7 @@ impl PooledTxs {
             self.by_sender.insert((tx.sender(), tx.nonce(), seq));
         }
         self.bytes += entry.order.size_bytes();
-        self.list(seq, &entry.retention);
+        self.schedule(seq, &entry.retention);
         self.entries.insert(seq, entry);
     }
 
@@ -85,21 +89,21 @@ impl PooledTxs {
             self.by_sender.remove(&(tx.sender(), tx.nonce(), seq));
         }
         self.bytes -= entry.order.size_bytes();
-        self.unlist(seq, &entry.retention);
+        self.unschedule(seq, &entry.retention);
         Some(entry)
     }
 
-    /// Sets how long a transaction is kept.
-    pub(super) fn keep(&mut self, seq: u64, retention: Retention) {
+    pub(super) fn set_retention(&mut self, seq: u64, retention: Retention) {
         let Some(entry) = self.entries.get_mut(&seq) else { return };
         let before = std::mem::replace(&mut entry.retention, retention);
         if before != retention {
-            self.unlist(seq, &before);
-            self.list(seq, &retention);
+            self.unschedule(seq, &before);
+            self.schedule(seq, &retention);
         }
     }
 
-    fn list(&mut self, seq: u64, retention: &Retention) {
+    /// Records when its retention ends.
+    fn schedule(&mut self, seq: u64, retention: &Retention) {
         if let Some(until) = retention.until.filter(|_| !retention.is_listed) {
             self.by_time.insert((until, seq));
         }
@@ -108,7 +112,7 @@ impl PooledTxs {
         }
     }
 
-    fn unlist(&mut self, seq: u64, retention: &Retention) {
+    fn unschedule(&mut self, seq: u64, retention: &Retention) {
         if let Some(until) = retention.until {
             self.by_time.remove(&(until, seq));
         }
@@ -117,26 +121,26 @@ impl PooledTxs {
         }
     }
 
-    /// The first whose time is over, though it may be kept until a block.
+    /// Returns the first transaction whose time is over, though it may be kept until a block.
     pub(super) fn due(&self, now: Duration) -> Option<u64> {
         self.by_time.first().filter(|(until, _)| *until <= now).map(|(_, seq)| *seq)
     }
 
-    /// The first whose last block is `head` or a lower one, or else the last whose last block is
-    /// above `highest`.
-    pub(super) fn passed(&self, head: u64, highest: u64) -> Option<(u64, u64)> {
+    /// Returns the first transaction whose last block is `head` or a lower one, or else the last
+    /// one whose last block is above `highest`, after its last block.
+    pub(super) fn expired_by_block(&self, head: u64, highest: u64) -> Option<(u64, u64)> {
         let passed = self.by_block.first().filter(|(block, _)| *block <= head);
         let too_far = || self.by_block.last().filter(|(block, _)| *block > highest);
         passed.or_else(too_far).copied()
     }
 
-    /// The first of a sender's below a nonce.
+    /// Returns the first transaction of a sender below a nonce.
     pub(super) fn first_below(&self, sender: Address, nonce: u64) -> Option<u64> {
         let below = (sender, 0, 0)..(sender, nonce, 0);
         self.by_sender.range(below).next().map(|(.., seq)| *seq)
     }
 
-    /// All with this sender and nonce.
+    /// Returns all transactions with this sender and nonce.
     pub(super) fn with_nonce(&self, sender: Address, nonce: u64) -> impl Iterator<Item = u64> {
         let range = (sender, nonce, 0)..=(sender, nonce, u64::MAX);
         self.by_sender.range(range).map(|(.., seq)| *seq)

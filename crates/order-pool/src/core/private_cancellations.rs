@@ -1,5 +1,6 @@
-//! Cancellations of private transactions. They are remembered as long as those of bundles, because the
-//! transaction may be in the pool of another machine, or on its way from there.
+//! Decides which cancellations of private transactions are remembered. They are remembered as long
+//! as those of bundles, because the transaction may be in the pool of another machine, or on its
+//! way from there.
 
 use std::{
     collections::BTreeMap,
@@ -9,97 +10,107 @@ use std::{
 use alloy_primitives::{Address, B256};
 
 use super::{
-    keys::{max_unknown, publisher},
-    limits::Division,
-    usage::Waiting,
+    keys::{max_unknown, quota_holder},
+    limits::ShareCaps,
+    usage::RetentionQueue,
 };
 use crate::{
     holder::Holder,
     order::{PrivateCancellation, Transaction},
 };
 
-/// The signer and the transaction.
+/// The signer and the hash of the transaction.
 type Key = (Address, B256);
 
 #[derive(Clone, Copy, Debug)]
 struct Remembered {
-    at: SystemTime,
+    cancelled_at: SystemTime,
+    /// The sequence number of its event.
     seq: u64,
     forget_at: Duration,
     holder: Holder,
-    /// Whether the transaction was not here.
+    /// Whether the transaction was not in the pool.
     is_unknown: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct PrivateCancellations {
-    all: BTreeMap<Key, Remembered>,
+    cancellations: BTreeMap<Key, Remembered>,
     /// By the sequence numbers of their events.
-    waiting: Waiting<(u64, Key)>,
-    /// How many of them are of transactions that were not here, by who sent them.
+    retained: RetentionQueue<(u64, Key)>,
+    /// For each sender of cancellations, how many remembered ones are of transactions that were not
+    /// in the pool.
     unknown: BTreeMap<Holder, usize>,
 }
 
 impl PrivateCancellations {
-    pub(crate) fn new(division: Division) -> Self {
-        Self { all: BTreeMap::new(), waiting: Waiting::new(division), unknown: BTreeMap::new() }
-    }
-
-    /// When its signer cancelled a transaction, if not before it arrived.
-    pub(crate) fn of(&self, tx: &Transaction) -> Option<SystemTime> {
-        let signer = tx.private_terms().filter(|_| !tx.is_public())?.signer?;
-        let at = self.all.get(&(signer, *tx.hash()))?.at;
-        (tx.first_seen() <= at).then_some(at)
-    }
-
-    /// Whether a cancellation is to be remembered: not one that a later one covers, and of transactions
-    /// that are not here only so many of one caller, or of one signer that the host knows.
-    pub(crate) fn admits(&self, cancellation: &PrivateCancellation, is_here: bool) -> bool {
-        let PrivateCancellation { hash, signer, at, holder } = *cancellation;
-        if let Some(before) = self.all.get(&(signer, hash)) {
-            return before.at < at;
+    pub(crate) fn new(caps: ShareCaps) -> Self {
+        Self {
+            cancellations: BTreeMap::new(),
+            retained: RetentionQueue::new(caps),
+            unknown: BTreeMap::new(),
         }
-        let unknown = self.unknown.get(&publisher(&holder, signer)).copied().unwrap_or(0);
-        is_here || unknown < max_unknown(&holder)
     }
 
-    /// Remembers a cancellation whose event has this sequence number. Returns the events of the one that it
-    /// replaces, and of the one that is forgotten for it.
+    /// Returns when its signer cancelled a transaction, unless the transaction was sent later.
+    pub(crate) fn cancelled_at(&self, tx: &Transaction) -> Option<SystemTime> {
+        let signer = tx.private_terms().filter(|_| !tx.is_public())?.signer?;
+        let cancelled_at = self.cancellations.get(&(signer, *tx.hash()))?.cancelled_at;
+        (tx.first_seen() <= cancelled_at).then_some(cancelled_at)
+    }
+
+    /// Whether a cancellation is to be remembered. One that a later one covers is not, and of
+    /// transactions that are not in the pool each caller, and each signer that the host knows, has
+    /// a limited number remembered.
+    pub(crate) fn admits(&self, cancellation: &PrivateCancellation, is_pooled: bool) -> bool {
+        let PrivateCancellation { hash, signer, cancelled_at, holder } = *cancellation;
+        if let Some(before) = self.cancellations.get(&(signer, hash)) {
+            return before.cancelled_at < cancelled_at;
+        }
+        let unknown = self.unknown.get(&quota_holder(&holder, signer)).copied().unwrap_or(0);
+        is_pooled || unknown < max_unknown(&holder)
+    }
+
+    /// Remembers a cancellation whose event has this sequence number. Returns the events of the
+    /// cancellation that it replaces, and of the one that is forgotten to make room.
     pub(crate) fn add(
         &mut self,
-        PrivateCancellation { hash, signer, at, holder }: PrivateCancellation,
+        cancellation: PrivateCancellation,
         seq: u64,
         forget_at: Duration,
-        is_here: bool,
+        is_pooled: bool,
     ) -> (Option<u64>, Option<u64>) {
+        let PrivateCancellation { hash, signer, cancelled_at, holder } = cancellation;
         let key = (signer, hash);
         let replaced = self.forget(&key);
-        let is_unknown = !is_here;
+        let is_unknown = !is_pooled;
         if is_unknown {
-            *self.unknown.entry(publisher(&holder, signer)).or_default() += 1;
+            *self.unknown.entry(quota_holder(&holder, signer)).or_default() += 1;
         }
-        self.all.insert(key, Remembered { at, seq, forget_at, holder, is_unknown });
-        self.waiting.insert(holder, signer, (forget_at, (seq, key)));
-        let excess = self.waiting.excess(&holder);
+        let remembered = Remembered { cancelled_at, seq, forget_at, holder, is_unknown };
+        self.cancellations.insert(key, remembered);
+        self.retained.insert(holder, signer, (forget_at, (seq, key)));
+        let excess = self.retained.excess(&holder);
         (replaced, excess.and_then(|(_, key)| self.forget(&key)))
     }
 
-    /// Forgets one if it is due. Returns the sequence number of its event.
+    /// Forgets a cancellation whose time is over. Returns the sequence number of its event.
     pub(crate) fn forget_due(&mut self, now: Duration) -> Option<u64> {
-        let (_, key) = self.waiting.due(now)?;
+        let (_, key) = self.retained.due(now)?;
         self.forget(&key)
     }
 
     fn forget(&mut self, key: &Key) -> Option<u64> {
-        let Remembered { seq, forget_at, holder, is_unknown, .. } = self.all.remove(key)?;
-        let publisher = publisher(&holder, key.0);
-        if is_unknown && let Some(count) = self.unknown.get_mut(&publisher) {
+        let Remembered { seq, forget_at, holder, is_unknown, .. } =
+            self.cancellations.remove(key)?;
+        let quota_holder = quota_holder(&holder, key.0);
+        if is_unknown && let Some(count) = self.unknown.get_mut(&quota_holder) {
             *count -= 1;
             if *count == 0 {
-                self.unknown.remove(&publisher);
+                self.unknown.remove(&quota_holder);
             }
         }
-        self.waiting.remove(holder, key.0, (forget_at, (seq, *key)));
+        self.retained.remove(holder, key.0, (forget_at, (seq, *key)));
         Some(seq)
     }
 }

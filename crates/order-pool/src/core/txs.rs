@@ -1,19 +1,19 @@
-//! Single transactions: insertion, removal, and the move between shares.
+//! Decides which transactions enter, in which share they count, and when one is removed.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
-use chain_view::Taken;
+use chain_view::ObsoleteReason;
 
 use super::{
     Core, Effect,
-    chain::{MAX_TAKEN_CLAIMS, TakenOrder},
-    claims::{Claim, Kind, counted},
-    keys::micros,
+    chain::{MAX_RETAINED_CLAIMS, RemovedOrder},
+    claims::{Claim, Kind, charge_and_claim},
     node_share::FeeCaps,
     pooled_txs::{Retention, TxEntry},
 };
 use crate::{
+    arrival::unix_micros,
     error::RejectReason,
     event::{CancelPrivateOutcome, Event, InsertOutcome, RemoveReason},
     holder::Holder,
@@ -21,33 +21,34 @@ use crate::{
     read::SeenState,
 };
 
-/// A transaction that is sent again is kept longer if that adds at least this part of the retention:
-/// subscribers are told each time.
+/// A transaction that is sent again is kept longer only if that adds at least this part of the
+/// retention (a fifth), because subscribers are told each time.
 const LEAST_EXTENSION: u32 = 5;
 
-/// Most transactions of one sender and nonce that are compared, of those that a node lists.
+/// The most transactions of one sender and nonce that are compared, of those that a node lists.
 const MAX_SAME_NONCE: usize = 16;
 
-/// As so many transactions counts, where bundles are put back, to remove some that are over, and to look for room
-/// among all signers of a holder: a tenth of a millisecond.
-const SLOW: usize = 64;
+/// The number of transactions as which some steps of a reinsertion count: to remove expired
+/// bundles, and to look for room among all signers of a holder. Each takes a tenth of a
+/// millisecond.
+const SLOW_STEP_TXS: usize = 64;
 
 impl Core {
     pub(crate) fn insert_tx(&mut self, tx: Transaction) -> Result<InsertOutcome, InsertOutcome> {
         let (hash, nonce) = (*tx.hash(), tx.nonce());
         if let Some(seq) = self.find(&hash) {
-            self.came_again(seq, &tx)?;
+            self.insert_duplicate(seq, &tx)?;
             return Ok(InsertOutcome::Known);
         }
         // Before the dedupe window, so that late announcements of mined transactions are counted
         // separately.
-        match self.chain.taken(&tx) {
+        match self.chain.obsolete_reason(&tx) {
             None => {}
-            Some(Taken::StaleNonce { next_nonce: next }) => {
+            Some(ObsoleteReason::StaleNonce { next_nonce: next }) => {
                 return Err(InsertOutcome::StaleNonce { nonce, next });
             }
             Some(_) => {
-                self.chain.take_late(tx);
+                self.chain.retain_late(tx);
                 return Err(InsertOutcome::Mined);
             }
         }
@@ -55,8 +56,8 @@ impl Core {
         if seen == Some(SeenState::Known) {
             return Err(InsertOutcome::AlreadyRemoved);
         }
-        if let Some(cancelled) = self.private_cancellations.of(&tx) {
-            let [nonce, current] = [tx.first_seen(), cancelled].map(micros);
+        if let Some(cancelled_at) = self.private_cancellations.cancelled_at(&tx) {
+            let [nonce, current] = [tx.first_seen(), cancelled_at].map(unix_micros);
             return Err(InsertOutcome::Superseded { nonce, current });
         }
         self.check_terms(&tx, self.limits.max_blocks_ahead)?;
@@ -69,18 +70,18 @@ impl Core {
         Ok(InsertOutcome::Added)
     }
 
-    /// Records that a pooled transaction was inserted again. One from an external caller that the
-    /// node announces now moves to the node's share; if nothing there pays less, it stays where it
-    /// is.
-    fn came_again(&mut self, seq: u64, again: &Transaction) -> Result<(), RejectReason> {
+    /// Records that a pooled transaction was inserted again. A transaction of an external caller
+    /// that the node announces now moves to the node's share; if there is no room, it stays where
+    /// it is.
+    fn insert_duplicate(&mut self, seq: u64, again: &Transaction) -> Result<(), RejectReason> {
         let Some(order) = self.order(seq).map(Arc::clone) else { return Ok(()) };
         let Order::Tx(tx) = &*order else { return Ok(()) };
         if again.origin().is_external() {
-            tx.came_again(again.origin(), again.first_seen());
-            return self.hold_tx(seq, again.holder(), again.private_terms());
+            tx.record_repeat(again.origin(), again.first_seen());
+            return self.add_claim_to_tx(seq, again.holder(), again.private_terms());
         }
-        if tx.came_again(again.origin(), again.first_seen()) {
-            self.tell(Effect::Told(Event::BecamePublic(Arc::clone(&order))));
+        if tx.record_repeat(again.origin(), again.first_seen()) {
+            self.publish(Effect::Transient(Event::BecamePublic(Arc::clone(&order))));
         }
         let seq = self.move_to_node_share(seq, tx, again);
         if again.is_listed() {
@@ -91,9 +92,9 @@ impl Core {
         Ok(())
     }
 
-    /// Moves a transaction to the node's share, with the node's envelope if its own has proofs in the
-    /// old form. If there is no room it stays as it is. Returns its sequence number, which is another
-    /// one after a change of the envelope.
+    /// Moves a transaction to the node's share. If its blobs have proofs in the EIP-4844 form, the
+    /// node's envelope replaces its own. If there is no room it stays unchanged. Returns its
+    /// sequence number, which changes with the envelope.
     fn move_to_node_share(&mut self, seq: u64, tx: &Transaction, again: &Transaction) -> u64 {
         let Some(entry) = self.txs.get(seq) else { return seq };
         let is_old = tx.has_old_sidecar() && again.sidecar().is_some() && !again.has_old_sidecar();
@@ -106,9 +107,10 @@ impl Core {
         } else {
             Arc::clone(&entry.order)
         };
+        let size_bytes = order.size_bytes();
         let base_fee_wei = self.chain.next_base_fee_wei();
-        let room = self.node_share.room_for(fees, order.size_bytes(), base_fee_wei, &self.txs);
-        let Ok(victims) = room else { return seq };
+        let plan = self.node_share.plan_evictions(fees, size_bytes, base_fee_wei, &self.txs);
+        let Ok(victims) = plan else { return seq };
         for victim in victims.into_iter().filter(|victim| *victim != seq) {
             self.remove_tx(victim, RemoveReason::Evicted);
         }
@@ -117,35 +119,37 @@ impl Core {
         }
         if let Some(entry) = self.txs.get_mut(seq) {
             entry.is_of_node_share = true;
-            self.claims.remove(seq, &entry.counted);
-            self.external.subtract(order.size_bytes());
+            self.claims.remove_order(seq, &entry.charge);
+            self.external.subtract(size_bytes);
         }
-        self.node_share.insert(seq, fees, order.size_bytes(), &self.txs);
+        self.node_share.insert(seq, fees, size_bytes, &self.txs);
         seq
     }
 
-    /// Puts a transaction of the node's share, with another envelope, in the place of a pooled one.
+    /// Replaces a pooled transaction by one of the node's share with another envelope.
     fn replace_envelope(&mut self, seq: u64, order: Arc<Order>) -> u64 {
-        let Some(mut entry) = self.take_tx(seq) else { return seq };
-        self.leave(seq, &entry.order, RemoveReason::Replaced);
-        let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
+        let Some(mut entry) = self.detach_tx(seq) else { return seq };
+        self.publish_removal(seq, &entry.order, RemoveReason::Replaced);
+        let seq = self.publish(Effect::Added(Event::Added(Arc::clone(&order))));
         self.index.insert(order.id().hash(), seq);
-        (entry.order, entry.is_of_node_share) = (Arc::clone(&order), true);
+        entry.order = Arc::clone(&order);
+        entry.is_of_node_share = true;
         let fees = entry.fees;
         self.txs.insert(seq, entry);
         self.node_share.insert(seq, fees, order.size_bytes(), &self.txs);
         seq
     }
 
-    /// A node lists a transaction: it is kept until the node lists it no more. Of several with its
-    /// sender and nonce that a node has listed, one that pays less in both fees was replaced.
+    /// Keeps a transaction that a node lists until the node no longer lists it. Of several listed
+    /// transactions with its sender and nonce, the node has replaced one that pays less in both
+    /// fees.
     fn list(&mut self, seq: u64) {
         let Some(entry) = self.txs.get(seq) else { return };
         let (fees, retention) = (entry.fees, entry.retention);
         let Some((sender, nonce)) = entry.order.as_tx().map(|tx| (tx.sender(), tx.nonce())) else {
             return;
         };
-        self.txs.keep(seq, Retention { is_listed: true, until: None, ..retention });
+        self.txs.set_retention(seq, Retention { is_listed: true, until: None, ..retention });
         let others = self.txs.with_nonce(sender, nonce).filter(|other| *other != seq);
         let listed = others.filter_map(|other| {
             let entry = self.txs.get(other).filter(|entry| entry.retention.is_listed)?;
@@ -165,7 +169,7 @@ impl Core {
             && entry.retention.is_listed
         {
             let retention = Retention { is_listed: false, ..entry.retention };
-            self.txs.keep(seq, retention);
+            self.txs.set_retention(seq, retention);
             self.keep_for_retention(seq);
         }
     }
@@ -192,8 +196,8 @@ impl Core {
         }
     }
 
-    /// Keeps a transaction for the retention from now on, if that is longer by a part of it. Returns
-    /// whether it is.
+    /// Keeps a transaction for the retention from now on, if that extends its time by at least a
+    /// fifth of the retention. Returns whether it does.
     fn keep_for_retention(&mut self, seq: u64) -> bool {
         let Some(retention) = self.txs.get(seq).map(|entry| entry.retention) else { return false };
         let tx_retention = self.limits.options.tx_retention;
@@ -203,26 +207,27 @@ impl Core {
                 before.saturating_add(tx_retention / LEAST_EXTENSION) <= until
             });
         if is_longer {
-            self.txs.keep(seq, Retention { until: Some(until), ..retention });
+            self.txs.set_retention(seq, Retention { until: Some(until), ..retention });
         }
         is_longer
     }
 
-    /// See [`OrderPool::hold`](crate::OrderPool::hold).
-    pub(crate) fn hold_again(
+    /// See [`OrderPool::add_holder`](crate::OrderPool::add_holder).
+    pub(crate) fn add_tx_holder(
         &mut self,
         hash: &B256,
         holder: Holder,
         terms: Option<&PrivateTerms>,
     ) -> Result<InsertOutcome, InsertOutcome> {
         let seq = self.find(hash).ok_or(InsertOutcome::AlreadyRemoved)?;
-        self.hold_tx(seq, holder, terms)?;
+        self.add_claim_to_tx(seq, holder, terms)?;
         Ok(InsertOutcome::Known)
     }
 
-    /// Lets another caller hold a pooled transaction too; with `terms` as a private one. It is kept
-    /// as long as any of them wants, and never shorter than before.
-    fn hold_tx(
+    /// Adds a caller to the holders of a pooled transaction; with `terms` it sends the transaction
+    /// as a private one. The transaction is kept for as long as any of its holders wants, and never
+    /// shorter than before.
+    fn add_claim_to_tx(
         &mut self,
         seq: u64,
         holder: Holder,
@@ -232,11 +237,12 @@ impl Core {
         let Some(tx) = entry.order.as_tx() else { return Ok(()) };
         let (order, signer) = (Arc::clone(&entry.order), entry.signer);
         let mut is_news = if entry.is_of_node_share {
-            // Nobody is counted for it here. Other pools count one that the host vouches for.
+            // It counts for nobody here, but other pools count a transaction that this host vouches
+            // for.
             !tx.is_public() && order.holder() != holder
         } else {
-            let counted = entry.counted;
-            self.hold(seq, &counted, (Kind::of_tx(terms), holder))?
+            let charge = entry.charge;
+            self.add_holder(seq, &charge, (Kind::of_tx(terms), holder))?
         };
         if let Some(entry) = self.txs.get_mut(seq) {
             let new_signer = terms.and_then(|terms| terms.signer);
@@ -248,19 +254,20 @@ impl Core {
             None => self.keep_for_retention(seq),
         };
         if is_news && !order.as_tx().is_some_and(Transaction::is_public) {
-            self.tell(Effect::Told(Event::Held { order, holder, terms: terms.copied() }));
+            let held = Event::Held { order, holder, terms: terms.copied() };
+            self.publish(Effect::Transient(held));
         }
         Ok(())
     }
 
-    /// Keeps a transaction at least until this block, if it is ahead and not too far. Returns whether
-    /// that is longer.
+    /// Keeps a transaction at least until this block, if the block is ahead and not too far.
+    /// Returns whether that is longer than before.
     fn keep_until_block(&mut self, seq: u64, block: u64) -> bool {
         let Some(retention) = self.txs.get(seq).map(|entry| entry.retention) else { return false };
         let is_longer = retention.last_block < Some(block)
             && self.check_last_block(block, self.limits.max_blocks_ahead).is_ok();
         if is_longer {
-            self.txs.keep(seq, Retention { last_block: Some(block), ..retention });
+            self.txs.set_retention(seq, Retention { last_block: Some(block), ..retention });
         }
         is_longer
     }
@@ -270,8 +277,8 @@ impl Core {
         terms.map_or(Ok(()), |terms| self.check_last_block(terms.max_block, max_ahead))
     }
 
-    /// Whether the only block of a bundle, or the last one of a private transaction, is ahead, and not too far: of what a
-    /// reorg frees, as far as pooled orders are kept.
+    /// Checks that the only block of a bundle, or the last block of a private transaction, is ahead
+    /// of the head, by at most `max_ahead`.
     pub(super) fn check_last_block(&self, value: u64, max_ahead: u64) -> Result<(), RejectReason> {
         let Some(head) = self.chain.head().map(|head| head.number) else { return Ok(()) };
         if value <= head {
@@ -281,24 +288,23 @@ impl Core {
         if value > limit { Err(RejectReason::BlockTooFar { value, limit }) } else { Ok(()) }
     }
 
-    /// Removes at most `limit` private transactions whose last block is the head or a lower one, and
-    /// those whose last block is too far ahead ([`Self::last_kept`]), unless something else keeps
-    /// them; returns whether more are left.
-    pub(crate) fn pass_private(&mut self, limit: usize) -> bool {
+    /// Removes at most `limit` private transactions whose last block is the head or a lower one, or
+    /// is above [`Self::last_kept_block`], unless something else keeps them. Returns whether more
+    /// are left.
+    pub(crate) fn expire_private(&mut self, limit: usize) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
-        let last = self.last_kept(head);
+        let highest = self.last_kept_block(head);
         for _ in 0..limit {
-            let Some((block, seq)) = self.txs.passed(head, last) else { return false };
+            let Some((block, seq)) = self.txs.expired_by_block(head, highest) else { return false };
             let Some(retention) = self.txs.get(seq).map(|entry| entry.retention) else {
                 return false;
             };
             if retention.is_listed || retention.until.is_some() {
-                self.txs.keep(seq, Retention { last_block: None, ..retention });
+                self.txs.set_retention(seq, Retention { last_block: None, ..retention });
+            } else if block <= head {
+                self.remove_tx(seq, RemoveReason::BlockPassed);
             } else {
-                let is_passed = block <= head;
-                let reason =
-                    if is_passed { RemoveReason::BlockPassed } else { RemoveReason::BlockTooFar };
-                self.remove_tx(seq, reason);
+                self.remove_tx(seq, RemoveReason::BlockTooFar);
             }
         }
         true
@@ -310,21 +316,22 @@ impl Core {
         let Some(seq) = self.txs.due(self.now) else { return false };
         let retention = self.txs.get(seq).map(|entry| entry.retention).unwrap_or_default();
         if retention.last_block.is_some() {
-            self.txs.keep(seq, Retention { until: None, ..retention });
+            self.txs.set_retention(seq, Retention { until: None, ..retention });
         } else {
             self.remove_tx(seq, RemoveReason::Expired);
         }
         true
     }
 
-    /// Removes a private transaction on request of its signer, and remembers the cancellation for what its `age` leaves of the
-    /// retention: those of a stream that is replayed would take the room of new ones.
+    /// Removes a private transaction on request of its signer, and remembers the cancellation for
+    /// the retention less its `age`. Otherwise the old cancellations of a replayed stream would
+    /// take the room of new ones.
     pub(crate) fn cancel_private(
         &mut self,
         cancellation: PrivateCancellation,
         age: Duration,
     ) -> CancelPrivateOutcome {
-        let PrivateCancellation { hash, signer, .. } = cancellation;
+        let PrivateCancellation { hash, signer, cancelled_at, .. } = cancellation;
         let found = self.find(&hash);
         let tx = found.and_then(|seq| self.order(seq)).and_then(|order| order.as_tx());
         if tx.is_some_and(Transaction::is_public) {
@@ -338,50 +345,43 @@ impl Core {
         if own.is_some() && is_shared {
             return CancelPrivateOutcome::Public;
         }
-        let cancelled = found.filter(|_| own.is_some_and(|tx| tx.first_seen() <= cancellation.at));
+        let cancelled = found.filter(|_| own.is_some_and(|tx| tx.first_seen() <= cancelled_at));
         if let Some(seq) = cancelled {
             self.remove_tx(seq, RemoveReason::Cancelled);
         }
+        let is_pooled = cancelled.is_some();
         let left = self.limits.cancellation_retention.saturating_sub(age);
-        if !left.is_zero() && self.private_cancellations.admits(&cancellation, cancelled.is_some())
-        {
+        if !left.is_zero() && self.private_cancellations.admits(&cancellation, is_pooled) {
             let forget_at = self.now.saturating_add(left);
-            let (replaced, forgotten) = self.private_cancellations.add(
-                cancellation,
-                self.next_seq,
-                forget_at,
-                cancelled.is_some(),
-            );
+            let (replaced, forgotten) =
+                self.private_cancellations.add(cancellation, self.next_seq, forget_at, is_pooled);
             self.effects.extend(replaced.map(Effect::CancellationEnded));
-            self.tell(Effect::Added(Event::CancelledPrivate(cancellation)));
-            // It may be this one, if the others were cancelled later.
+            self.publish(Effect::Added(Event::CancelledPrivate(cancellation)));
+            // The forgotten one may be this one, if the others are forgotten later.
             self.effects.extend(forgotten.map(Effect::PrivateCancellationForgotten));
         }
-        if cancelled.is_some() {
-            CancelPrivateOutcome::Cancelled
-        } else {
-            CancelPrivateOutcome::Unknown
-        }
+        if is_pooled { CancelPrivateOutcome::Cancelled } else { CancelPrivateOutcome::Unknown }
     }
 
-    /// Adds a transaction, and evicts others if necessary, and returns its sequence number. Either
-    /// everything happens or nothing. It is held by those who have `claims`, or else by its sender.
+    /// Adds a transaction, evicting others if necessary, and returns its sequence number. Either
+    /// everything happens or nothing. The holders of `claims` hold it, or the one that sent it if
+    /// there are none.
     fn pool_tx(&mut self, order: Arc<Order>, claims: &[Claim]) -> Result<u64, RejectReason> {
         let Order::Tx(tx) = &*order else { unreachable!("both callers have a transaction") };
-        let (fees, size_bytes) = (FeeCaps::of(tx), order.size_bytes());
+        let (fees, size_bytes) = (FeeCaps::new(tx), order.size_bytes());
         let base_fee_wei = self.chain.next_base_fee_wei();
-        let (counted, claim) = counted(&order, base_fee_wei);
+        let (charge, claim) = charge_and_claim(&order, base_fee_wei);
         let mut claims = if claims.is_empty() { &[claim] } else { claims };
         let is_of_node_share = tx.is_of_node_share();
         if is_of_node_share {
             let txs = &self.txs;
-            for seq in self.node_share.room_for(fees, size_bytes, base_fee_wei, txs)? {
+            for seq in self.node_share.plan_evictions(fees, size_bytes, base_fee_wei, txs)? {
                 self.remove_tx(seq, RemoveReason::Evicted);
             }
         } else {
-            claims = self.make_room_for_first(&counted, claims)?;
+            claims = self.make_room_for_first(&charge, claims)?;
         }
-        let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
+        let seq = self.publish(Effect::Added(Event::Added(Arc::clone(&order))));
         let terms = tx.private_terms();
         let last_block = terms.filter(|_| !tx.is_public()).map(|terms| terms.max_block);
         let until = self.now.saturating_add(self.limits.options.tx_retention);
@@ -390,7 +390,7 @@ impl Core {
         let entry = TxEntry {
             order: Arc::clone(&order),
             fees,
-            counted,
+            charge,
             retention: Retention { is_listed: false, until, last_block },
             signer: terms.and_then(|terms| terms.signer),
             is_of_node_share,
@@ -400,103 +400,106 @@ impl Core {
             self.node_share.insert(seq, fees, size_bytes, &self.txs);
         } else {
             self.external.add(size_bytes);
-            self.add_claims(seq, &counted, claims);
+            self.add_claims(seq, &charge, claims);
         }
         Ok(seq)
     }
 
-    /// Removes a transaction for a block, and keeps what a reorg needs to put it back.
-    pub(super) fn take_tx_for_block(
+    /// Removes a transaction for a block, and returns what is needed to put it back after a reorg.
+    pub(super) fn remove_tx_for_block(
         &mut self,
         seq: u64,
         reason: RemoveReason,
-    ) -> Option<TakenOrder> {
-        let claims = self.claims.holders(seq, MAX_TAKEN_CLAIMS);
+    ) -> Option<RemovedOrder> {
+        let claims = self.claims.holders(seq, MAX_RETAINED_CLAIMS);
         let TxEntry { order, retention, signer, .. } = self.remove_tx(seq, reason)?;
-        Some(TakenOrder { order, claims, retention, signer })
+        Some(RemovedOrder { order, claims, retention, signer })
     }
 
-    /// Takes a transaction out of everything but the index, without an event.
-    fn take_tx(&mut self, seq: u64) -> Option<TxEntry> {
+    /// Removes a transaction from everything but the index, without an event.
+    fn detach_tx(&mut self, seq: u64) -> Option<TxEntry> {
         let entry = self.txs.remove(seq)?;
         let size_bytes = entry.order.size_bytes();
         if entry.is_of_node_share {
             self.node_share.remove(seq, entry.fees, size_bytes);
         } else {
-            self.claims.remove(seq, &entry.counted);
+            self.claims.remove_order(seq, &entry.charge);
             self.external.subtract(size_bytes);
         }
         Some(entry)
     }
 
     pub(super) fn remove_tx(&mut self, seq: u64, reason: RemoveReason) -> Option<TxEntry> {
-        let entry = self.take_tx(seq)?;
-        self.leave(seq, &entry.order, reason);
+        let entry = self.detach_tx(seq)?;
+        self.publish_removal(seq, &entry.order, reason);
         Some(entry)
     }
 
-    /// Puts back orders that a reorg un-mined, transactions for a full retention from now, because
-    /// they are pending anew, and evicts others for them as for new ones. Stops once it has touched `limit`
-    /// transactions, those of bundles included, and takes the orders that are done. Returns how many are back,
-    /// and why there was no room for others.
-    pub(crate) fn put_back(
+    /// Puts back orders that a reorg un-mined, evicting others as a new order would. Transactions
+    /// are kept for a full retention from now, because they are pending anew.
+    ///
+    /// Stops once it has touched `limit` transactions, those of bundles included, and takes the
+    /// orders that are done off the queue. Returns how many are back, and why there was no room for
+    /// others.
+    pub(crate) fn reinsert(
         &mut self,
-        orders: &mut VecDeque<TakenOrder>,
+        orders: &mut VecDeque<RemovedOrder>,
         limit: usize,
     ) -> (u64, Vec<RejectReason>) {
         let (mut count, mut refused, mut touched) = (0, Vec::new(), 0);
         while touched < limit
-            && let Some(taken) = orders.pop_front()
+            && let Some(removed) = orders.pop_front()
         {
-            touched += taken.order.txs();
+            touched += removed.order.tx_count();
             let before = self.effects.len();
-            let is_back = match &*taken.order {
-                Order::Tx(_) => self.put_back_tx(&taken),
+            let result = match &*removed.order {
+                Order::Tx(_) => self.reinsert_tx(&removed),
                 Order::Bundle(_) => {
-                    // Bundles whose block has passed must not take the room of this one.
+                    // Expired bundles are removed first, so that they take no room.
                     let are_left = self.sweep();
-                    let is_back = self.put_back_bundle(&taken);
-                    touched += if are_left || is_back.is_err() { SLOW } else { 0 };
-                    is_back
+                    let result = self.reinsert_bundle(&removed);
+                    touched += if are_left || result.is_err() { SLOW_STEP_TXS } else { 0 };
+                    result
                 }
             };
-            match is_back {
+            match result {
                 Ok(is_back) => count += u64::from(is_back),
                 Err(reason) => refused.push(reason),
             }
             for effect in &self.effects[before..] {
                 if let Effect::Removed { order, .. } = effect {
-                    touched += order.txs();
+                    touched += order.tx_count();
                 }
             }
         }
         (count, refused)
     }
 
-    fn put_back_tx(&mut self, taken: &TakenOrder) -> Result<bool, RejectReason> {
-        let Some(tx) = taken.order.as_tx() else { return Ok(false) };
-        // Others may have sent it for later blocks than who sent it first.
+    fn reinsert_tx(&mut self, removed: &RemovedOrder) -> Result<bool, RejectReason> {
+        let Some(tx) = removed.order.as_tx() else { return Ok(false) };
+        // Its last block may be farther ahead than the terms of the first sender say, because
+        // others sent it for later blocks.
         let max_ahead = self.limits.max_blocks_kept();
         let is_ahead = |block: &u64| self.check_last_block(*block, max_ahead).is_ok();
-        let last_block = taken.retention.last_block.filter(is_ahead);
-        let is_timed = taken.retention.is_listed
-            || taken.retention.until.is_some()
-            // One that came after its block may have become public since.
+        let last_block = removed.retention.last_block.filter(is_ahead);
+        let is_timed = removed.retention.is_listed
+            || removed.retention.until.is_some()
+            // One that arrived after its block may have become public since.
             || tx.is_public();
-        let may_return = (last_block.is_some() || is_timed)
-            && self.chain.taken(tx).is_none()
+        let is_valid = (last_block.is_some() || is_timed)
+            && self.chain.obsolete_reason(tx).is_none()
             && self.find(tx.hash()).is_none()
             // Its signer may have cancelled it while a block contained it.
-            && self.private_cancellations.of(tx).is_none();
-        if !may_return {
+            && self.private_cancellations.cancelled_at(tx).is_none();
+        if !is_valid {
             return Ok(false);
         }
-        let seq = self.pool_tx(Arc::clone(&taken.order), &taken.claims)?;
+        let seq = self.pool_tx(Arc::clone(&removed.order), &removed.claims)?;
         let until = self.now.saturating_add(self.limits.options.tx_retention);
         let until = is_timed.then_some(until);
-        self.txs.keep(seq, Retention { is_listed: false, until, last_block });
+        self.txs.set_retention(seq, Retention { is_listed: false, until, last_block });
         if let Some(entry) = self.txs.get_mut(seq) {
-            entry.signer = taken.signer;
+            entry.signer = removed.signer;
         }
         Ok(true)
     }

@@ -1,4 +1,5 @@
-//! How much each holder has, each network, and each signer of a holder: at a cap only the largest loses.
+//! Counts how much each holder has, each network, and each signer of a holder, so that at a cap
+//! only the largest loses.
 
 use std::{
     cmp::Reverse,
@@ -8,7 +9,7 @@ use std::{
 
 use alloy_primitives::Address;
 
-use super::limits::Division;
+use super::limits::ShareCaps;
 use crate::holder::{Holder, Network};
 
 /// Which part of a [`Size`] is compared.
@@ -57,7 +58,7 @@ impl Size {
     }
 }
 
-/// Keys by their size, the largest last: by count, and by bytes.
+/// Keys in the order of their sizes, the largest last: by count, and by bytes.
 #[derive(Debug)]
 pub(super) struct BySize<T>([BTreeSet<(usize, T)>; 2]);
 
@@ -82,7 +83,7 @@ impl<T: Ord + Copy> BySize<T> {
         self.0[1].remove(&(size.bytes, key));
     }
 
-    /// Moves a key from one size to another; with no orders it is not listed.
+    /// Moves a key from one size to another, or removes it if it has no orders left.
     fn replace(&mut self, before: Size, after: Size, key: T) {
         self.remove(before, key);
         if after.count > 0 {
@@ -109,7 +110,7 @@ impl Change {
 #[derive(Debug)]
 pub(super) struct SignerUsage<I> {
     size: Size,
-    /// Each item with its bytes. The last one is evicted first.
+    /// Each item with its bytes. The last item is evicted first.
     pub(super) items: BTreeMap<I, usize>,
 }
 
@@ -117,7 +118,7 @@ pub(super) struct SignerUsage<I> {
 pub(super) struct HolderUsage<S, I> {
     size: Size,
     pub(super) signers: BTreeMap<S, SignerUsage<I>>,
-    /// The last item of each signer, and the signer.
+    /// Each signer with its last item.
     pub(super) by_size: BySize<(I, S)>,
     /// The items of all signers.
     pub(super) items: BTreeSet<I>,
@@ -130,8 +131,9 @@ pub(super) struct NetworkUsage<I> {
     pub(super) items: BTreeSet<(I, Holder)>,
 }
 
-/// The items of all holders that share a cap. Without a hash table, whose growth would move all
-/// entries at once.
+/// The items of all holders that share a cap.
+///
+/// There is no hash table in it, because one that grows moves all of its entries at once.
 #[derive(Debug)]
 pub(crate) struct Usage<S, I> {
     pub(super) total: Size,
@@ -152,12 +154,12 @@ impl<S, I> Default for Usage<S, I> {
 }
 
 impl<S: Copy + Ord, I: Copy + Ord> Usage<S, I> {
-    /// Adds an item that is not there.
+    /// Adds an item that does not exist yet.
     pub(crate) fn insert(&mut self, holder: Holder, signer: S, item: I, bytes: usize) {
         self.change(holder, signer, item, bytes, Change::Insert);
     }
 
-    /// Removes an item that is there.
+    /// Removes an item that exists.
     pub(crate) fn remove(&mut self, holder: Holder, signer: S, item: I, bytes: usize) {
         self.change(holder, signer, item, bytes, Change::Remove);
     }
@@ -174,46 +176,46 @@ impl<S: Copy + Ord, I: Copy + Ord> Usage<S, I> {
         let before = held.size;
         change.apply(&mut held.size, bytes);
         let after = held.size;
-        let of_signer = held
+        let usage = held
             .signers
             .entry(signer)
             .or_insert_with(|| SignerUsage { size: Size::default(), items: BTreeMap::new() });
-        if let Some((last, _)) = of_signer.items.last_key_value() {
-            held.by_size.remove(of_signer.size, (*last, signer));
+        if let Some((last, _)) = usage.items.last_key_value() {
+            held.by_size.remove(usage.size, (*last, signer));
         }
-        change.apply(&mut of_signer.size, bytes);
+        change.apply(&mut usage.size, bytes);
         match change {
             Change::Insert => {
-                of_signer.items.insert(item, bytes);
+                usage.items.insert(item, bytes);
                 held.items.insert(item);
             }
             Change::Remove => {
-                of_signer.items.remove(&item);
+                usage.items.remove(&item);
                 held.items.remove(&item);
             }
         }
-        match of_signer.items.last_key_value() {
-            Some((last, _)) => held.by_size.insert(of_signer.size, (*last, signer)),
+        match usage.items.last_key_value() {
+            Some((last, _)) => held.by_size.insert(usage.size, (*last, signer)),
             None => _ = held.signers.remove(&signer),
         }
         if after.count == 0 {
             self.holders.remove(&holder);
         }
         self.by_size.replace(before, after, holder);
-        let Some(name) = holder.network() else { return };
-        let network = self.networks.entry(name).or_insert_with(|| NetworkUsage {
+        let Some(network) = holder.network() else { return };
+        let usage = self.networks.entry(network).or_insert_with(|| NetworkUsage {
             size: Size::default(),
             by_size: BySize::default(),
             items: BTreeSet::new(),
         });
-        change.apply(&mut network.size, bytes);
-        network.by_size.replace(before, after, holder);
+        change.apply(&mut usage.size, bytes);
+        usage.by_size.replace(before, after, holder);
         match change {
-            Change::Insert => _ = network.items.insert((item, holder)),
-            Change::Remove => _ = network.items.remove(&(item, holder)),
+            Change::Insert => _ = usage.items.insert((item, holder)),
+            Change::Remove => _ = usage.items.remove(&(item, holder)),
         }
-        if network.size.count == 0 {
-            self.networks.remove(&name);
+        if usage.size.count == 0 {
+            self.networks.remove(&network);
         }
     }
 
@@ -231,20 +233,19 @@ impl<S: Copy + Ord, I: Copy + Ord> Usage<S, I> {
     }
 }
 
-/// Keys that are remembered for a time, or until their holder has too many: who sends too much
-/// loses its own.
+/// Keys that are remembered for a time. A holder that has too many loses its own keys earlier.
 #[derive(Debug)]
-pub(crate) struct Waiting<K> {
+pub(crate) struct RetentionQueue<K> {
     due: BTreeSet<(Duration, K)>,
-    /// Those of callers, and those of the host and of signers that it knows: of a signer the one
-    /// that has waited the longest goes first.
+    /// The keys of callers, and those of the host and of the signers that it knows. The key of a
+    /// signer that has waited the longest is the signer's last item.
     usage: [Usage<Address, Reverse<(Duration, K)>>; 2],
-    division: Division,
+    caps: ShareCaps,
 }
 
-impl<K: Copy + Ord> Waiting<K> {
-    pub(crate) fn new(division: Division) -> Self {
-        Self { due: BTreeSet::new(), usage: Default::default(), division }
+impl<K: Copy + Ord> RetentionQueue<K> {
+    pub(crate) fn new(caps: ShareCaps) -> Self {
+        Self { due: BTreeSet::new(), usage: Default::default(), caps }
     }
 
     pub(crate) fn insert(&mut self, holder: Holder, signer: Address, due: (Duration, K)) {
@@ -252,30 +253,29 @@ impl<K: Copy + Ord> Waiting<K> {
         self.usage[usize::from(holder.is_known())].insert(holder, signer, Reverse(due), 0);
     }
 
-    /// Removes one that is there.
+    /// Removes a key that exists.
     pub(crate) fn remove(&mut self, holder: Holder, signer: Address, due: (Duration, K)) {
         self.due.remove(&due);
         self.usage[usize::from(holder.is_known())].remove(holder, signer, Reverse(due), 0);
     }
 
-    /// One that is due.
+    /// Returns a key whose time is over.
     pub(crate) fn due(&self, now: Duration) -> Option<K> {
         self.due.first().filter(|(time, _)| *time <= now).map(|(_, key)| *key)
     }
 
-    /// One that must go, if this holder, its network, or its half of all has too many: of the
-    /// largest holder among these, and of its signer with the most, the one that has waited the
-    /// longest.
+    /// Returns a key to forget, if this holder, its network or its half has too many. It is the key
+    /// that has waited the longest, of the signer with the most, of the largest holder.
     pub(crate) fn excess(&self, holder: &Holder) -> Option<K> {
         let usage = &self.usage[usize::from(holder.is_known())];
         let network = holder.network();
         let network_count = network.map_or(0, |network| usage.network_size(network).count);
-        let largest = if usage.holder_size(holder).count > self.division.of_holder(holder).count {
+        let largest = if usage.holder_size(holder).count > self.caps.for_holder(holder).count {
             *holder
-        } else if network_count > self.division.of_network(network).count {
+        } else if network_count > self.caps.for_network(network).count {
             let network = usage.networks.get(&network?)?;
             network.by_size.by(Measure::Count).last()?.1
-        } else if usage.total.count > self.division.half.count {
+        } else if usage.total.count > self.caps.half.count {
             usage.by_size.by(Measure::Count).last()?.1
         } else {
             return None;
@@ -284,7 +284,7 @@ impl<K: Copy + Ord> Waiting<K> {
         signer.map(|(_, (Reverse((_, key)), _))| *key)
     }
 
-    /// How many there are of a caller, or of one signer that the host knows.
+    /// Returns the number of keys of a caller, or of one signer that the host knows.
     pub(crate) fn count(&self, holder: &Holder, signer: &Address) -> usize {
         let usage = &self.usage[usize::from(holder.is_known())];
         match holder {

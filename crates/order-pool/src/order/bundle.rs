@@ -1,4 +1,4 @@
-//! Bundles: transactions that a searcher wants in one block, in this order, or not at all.
+//! A bundle: transactions that a searcher wants in one block, in this order, or not at all.
 
 use std::time::SystemTime;
 
@@ -8,9 +8,9 @@ use uuid::Uuid;
 use super::{Order, Transaction};
 use crate::{arrival::arrival, error::BundleError, holder::Holder};
 
-/// Identifies a replaceable bundle: the searcher's uuid *and* the searcher, so that no one can
+/// Identifies replaceable bundles: the searcher's uuid *and* the searcher, so that no one can
 /// replace or cancel another signer's bundles. A bundle replaces the one with its key for the same
-/// block; a cancellation covers the key's bundles for all blocks.
+/// block. A cancellation covers the key's bundles for all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReplacementKey {
     /// Chosen by the searcher.
@@ -19,18 +19,18 @@ pub struct ReplacementKey {
     pub signer: Address,
 }
 
-/// A cancellation: no bundle of this key with this nonce or a lower one is valid any more.
+/// The cancellation of a key's bundles: none with this nonce or a lower one is valid any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cancellation {
     /// The key of the cancelled bundles.
     pub key: ReplacementKey,
-    /// The highest cancelled nonce; `None` is permanent: no later bundle revives the key.
+    /// The highest cancelled nonce. `None` is permanent: no later bundle of the key is valid.
     pub nonce: Option<u64>,
-    /// Against whom the pool counts the remembered key.
+    /// The holder against whom the pool counts the remembered key.
     pub holder: Holder,
-    /// When it was sent, if it was an empty bundle without a nonce: then the pool has assigned
-    /// `nonce`, and bundles without a nonce that were sent later stay valid. `None` if the searcher
-    /// chose `nonce`, or if it is permanent.
+    /// When the cancellation was sent, if it was an empty bundle without a nonce. Then the pool has
+    /// assigned `nonce`, and bundles without a nonce that were sent later stay valid. `None` if the
+    /// searcher chose `nonce`, or if it is permanent.
     pub sent_at: Option<SystemTime>,
 }
 
@@ -39,8 +39,8 @@ pub struct Cancellation {
 pub struct BundleParts {
     /// The transactions, in the order that they must have in the block.
     pub txs: Vec<Transaction>,
-    /// The only block it may go into; `None` is the next block after the head at the time the pool
-    /// accepts it.
+    /// The only block that it may go into. `None` is the block after the head at the time when the
+    /// pool accepts it.
     pub block: Option<u64>,
     /// The lowest allowed timestamp of the block, in seconds since the Unix epoch.
     pub min_timestamp: Option<u64>,
@@ -50,12 +50,15 @@ pub struct BundleParts {
     pub reverting_tx_hashes: Vec<B256>,
     /// Transactions that may be omitted.
     pub dropping_tx_hashes: Vec<B256>,
-    /// Makes it replaceable by a bundle for the same block. Needs [`Self::signer`].
+    /// Makes the bundle replaceable by another one for the same block. Needs [`Self::signer`].
     pub uuid: Option<Uuid>,
-    /// Its position among the messages of its key for its block; `None` is the time of its arrival
-    /// ([`Self::first_seen`], in microseconds since the Unix epoch), or one above the highest that the pool
-    /// knows. So a small nonce has no effect after a message without one. If the highest is itself of a
-    /// message without one, which arrived later and was inserted before, this one is superseded.
+    /// Its position among the messages of its key for its block.
+    ///
+    /// `None` is the time of its arrival ([`Self::first_seen`], in microseconds since the Unix
+    /// epoch), or one above the highest nonce that the pool knows if that is higher. So a small
+    /// nonce has no effect after a message without one. If the highest nonce is the time of a
+    /// message without a nonce that arrived later and was inserted earlier, this bundle is
+    /// superseded.
     pub replacement_nonce: Option<u64>,
     /// Percent of the bundle's payment that is refunded, below 100.
     pub refund_percent: Option<u8>,
@@ -65,11 +68,12 @@ pub struct BundleParts {
     pub refund_tx_hashes: Vec<B256>,
     /// Whether the refund may be paid later than in the bundle's block.
     pub delayed_refund: bool,
-    /// The recipient of BuilderNet's refunds, instead of the signer.
+    /// The recipient of BuilderNet's refunds; `None` is the signer.
     pub refund_identity: Option<Address>,
     /// The signer of the request, if it is signed.
     pub signer: Option<Address>,
-    /// Against whom the pool counts it. Not part of its identity. Default [`Holder::Host`].
+    /// The holder against whom the pool counts it. Not part of its identity. Default
+    /// [`Holder::Host`].
     pub holder: Holder,
     /// When this process first received it, by [`arrival`](crate::arrival()); `None` is now.
     pub first_seen: Option<SystemTime>,
@@ -81,7 +85,7 @@ pub const MAX_REFUND_PERCENT: u64 = 99;
 /// The refund of a bundle, with rbuilder's defaults for omitted fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refund {
-    /// Percent of what the transaction pays, 1 to 99.
+    /// Percent of the transaction's payment, 1 to 99.
     pub percent: u8,
     /// The recipient.
     pub recipient: Address,
@@ -100,9 +104,10 @@ pub struct Bundle {
     parts: BundleParts,
     /// keccak256 of the concatenated transaction hashes.
     hash: B256,
-    /// Hash of all fields as they were sent.
+    /// A hash of all fields as they were sent.
     content: B256,
-    /// Hash of all fields as the pool accepted them: with the block and the nonce that it assigned.
+    /// A hash of all fields as the pool accepted them, with the block and the nonce that it
+    /// assigned.
     id: B256,
     has_assigned_nonce: bool,
     first_seen: SystemTime,
@@ -110,8 +115,8 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Checks everything that can be checked without a pool.
-    /// [`OrderPool::insert_bundle`](crate::OrderPool::insert_bundle) checks what depends on the
+    /// Makes a bundle, after all checks that need no pool.
+    /// [`OrderPool::insert_bundle`](crate::OrderPool::insert_bundle) makes those that depend on the
     /// head or on a pool's limits.
     ///
     /// # Errors
@@ -135,43 +140,46 @@ impl Bundle {
         Ok(Self { parts, hash, content, id, has_assigned_nonce, first_seen, size_bytes })
     }
 
-    /// keccak256 of the concatenated transaction hashes: the result of `eth_sendBundle`. Not
-    /// unique: see [`Self::id`].
+    /// Returns the keccak256 hash of the concatenated transaction hashes, the result of
+    /// `eth_sendBundle`. It is not unique: see [`Self::id`].
     pub const fn hash(&self) -> &B256 {
         &self.hash
     }
 
-    /// Its identity: a hash of all fields, with the block and the nonce that the pool assigned.
+    /// Returns the bundle's identity: a hash of all fields, with the block and the nonce that the
+    /// pool assigned.
     pub const fn id(&self) -> &B256 {
         &self.id
     }
 
-    /// A hash of all fields as they were sent.
+    /// Returns a hash of all fields as they were sent.
     pub(crate) const fn content(&self) -> &B256 {
         &self.content
     }
 
-    /// All fields.
+    /// Returns all fields.
     pub const fn parts(&self) -> &BundleParts {
         &self.parts
     }
 
-    /// The transactions, in order. Empty means a cancellation.
+    /// Returns the transactions, in order. A bundle without any is a cancellation.
     pub fn txs(&self) -> &[Transaction] {
         &self.parts.txs
     }
 
-    /// The only block it may go into. Once pooled it is `None` only if the pool knew no head.
+    /// Returns the only block that it may go into. Of a pooled bundle it is `None` only if the pool
+    /// knew no head.
     pub const fn block(&self) -> Option<u64> {
         self.parts.block
     }
 
-    /// Whether the bundle is valid without this transaction, which may revert or be omitted.
+    /// Whether the bundle is valid without this transaction, because it may revert or be omitted.
     pub fn is_optional(&self, tx: &B256) -> bool {
         self.parts.reverting_tx_hashes.contains(tx) || self.parts.dropping_tx_hashes.contains(tx)
     }
 
-    /// The refund, with rbuilder's defaults: of the last transaction, to the sender of the first.
+    /// Returns the refund, with rbuilder's defaults: of the last transaction's payment, to the
+    /// sender of the first transaction.
     pub fn refund(&self) -> Option<Refund> {
         let parts = &self.parts;
         let (first, last) = (parts.txs.first()?, parts.txs.last()?);
@@ -184,12 +192,12 @@ impl Bundle {
         })
     }
 
-    /// The key by which it can be replaced, if it has one.
+    /// Returns the key by which it can be replaced, if it has one.
     pub fn key(&self) -> Option<ReplacementKey> {
         Some(ReplacementKey { uuid: self.parts.uuid?, signer: self.parts.signer? })
     }
 
-    /// Its position among the messages of its key. Once pooled, every replaceable bundle has one.
+    /// Returns its position among the messages of its key. Every pooled bundle with a key has one.
     pub const fn nonce(&self) -> Option<u64> {
         self.parts.replacement_nonce
     }
@@ -199,17 +207,17 @@ impl Bundle {
         self.has_assigned_nonce
     }
 
-    /// When this process first received it.
+    /// Returns when this process first received it.
     pub const fn first_seen(&self) -> SystemTime {
         self.first_seen
     }
 
-    /// The memory of its contents, in bytes, blobs included.
+    /// Returns the memory of its contents, in bytes, with blobs.
     pub const fn size_bytes(&self) -> usize {
         self.size_bytes
     }
 
-    /// Assigns the fields that were left open.
+    /// Assigns the block and the nonce, which the searcher may have left open.
     pub(crate) fn settle(&mut self, block: Option<u64>, nonce: Option<u64>) {
         self.has_assigned_nonce |= self.parts.replacement_nonce.is_none() && nonce.is_some();
         self.parts.block = block;
@@ -261,9 +269,9 @@ fn check(parts: &BundleParts) -> Result<(), BundleError> {
 
 /// Hashes every field with its presence and its length, so that different bundles never hash the
 /// same input.
-fn content_hash(parts: &BundleParts, txs: &B256) -> B256 {
+fn content_hash(parts: &BundleParts, bundle_hash: &B256) -> B256 {
     let mut hasher = Keccak256::new();
-    hasher.update(txs);
+    hasher.update(bundle_hash);
     hasher.update((parts.txs.len() as u64).to_be_bytes());
     let numbers = [
         parts.block,

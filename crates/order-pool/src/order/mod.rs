@@ -1,4 +1,4 @@
-//! Orders, their identity and their memory.
+//! What an order is: its identity, its contents, and its memory.
 
 mod bundle;
 mod sidecar;
@@ -16,11 +16,11 @@ pub use sidecar::load_trusted_setup;
 pub use transaction::{Funds, Origin, PrivateCancellation, PrivateTerms, Transaction};
 pub use wire::{Ignored, RawBundle, RawCancelBundle};
 
-/// Memory of one order beside its own contents: its index entries, the page of the live set, its
-/// slots in the event log, and the allocator's overhead.
+/// The memory of one order besides its own contents, in bytes: its index entries, its slot in a
+/// page of the live set, its slots in the event log, and the allocator's overhead.
 ///
-/// Measured and rounded up: `tests/memory.rs` compares it with the resident bytes per order of a
-/// pool of 100,000 (1,078 of them on x86-64 with glibc).
+/// It was measured and rounded up: `tests/memory.rs` compares it with the resident bytes per order
+/// of a pool of 100,000 orders (1,078 on x86-64 with glibc).
 pub const ORDER_OVERHEAD_BYTES: usize = 1_152;
 
 /// The identity of an order.
@@ -37,7 +37,7 @@ pub enum OrderId {
 }
 
 impl OrderId {
-    /// The 32 bytes of the id, the argument of [`OrderPool::get`](crate::OrderPool::get).
+    /// Returns the 32 bytes of the id, the argument of [`OrderPool::get`](crate::OrderPool::get).
     pub const fn hash(&self) -> &B256 {
         match self {
             Self::Tx(hash) | Self::Bundle(hash) => hash,
@@ -60,12 +60,12 @@ impl fmt::Display for OrderId {
 pub enum Order {
     /// A single transaction.
     Tx(Transaction),
-    /// Several transactions, for one block.
+    /// Several transactions for one block.
     Bundle(Bundle),
 }
 
 impl Order {
-    /// Its identity.
+    /// Returns the order's identity.
     pub const fn id(&self) -> OrderId {
         match self {
             Self::Tx(tx) => OrderId::Tx(*tx.hash()),
@@ -73,8 +73,8 @@ impl Order {
         }
     }
 
-    /// Its memory in the pool, in bytes: its contents and [`ORDER_OVERHEAD_BYTES`]. The byte caps
-    /// count this.
+    /// Returns the order's memory in the pool, in bytes: its contents and [`ORDER_OVERHEAD_BYTES`].
+    /// The byte caps count this.
     pub const fn size_bytes(&self) -> usize {
         match self {
             Self::Tx(tx) => tx.size_bytes() + ORDER_OVERHEAD_BYTES,
@@ -82,7 +82,8 @@ impl Order {
         }
     }
 
-    /// Against whom the pool counts it while the node has not announced it.
+    /// Returns the holder against whom the pool counts the order, while the node has not announced
+    /// it.
     pub fn holder(&self) -> Holder {
         match self {
             Self::Tx(tx) => tx.holder(),
@@ -90,7 +91,7 @@ impl Order {
         }
     }
 
-    /// The only block it may go into; `None` if it may go into any.
+    /// Returns the only block that the order may go into; `None` if it may go into any block.
     pub const fn block(&self) -> Option<u64> {
         match self {
             Self::Tx(_) => None,
@@ -98,20 +99,20 @@ impl Order {
         }
     }
 
-    /// How many transactions it has.
-    pub(crate) const fn txs(&self) -> usize {
+    /// Returns the number of its transactions.
+    pub(crate) const fn tx_count(&self) -> usize {
         match self {
             Self::Tx(_) => 1,
             Self::Bundle(bundle) => bundle.parts().txs.len(),
         }
     }
 
-    /// Whether it may go into block `number`.
+    /// Whether the order may go into block `number`.
     pub fn may_go_into(&self, number: u64) -> bool {
         self.block().is_none_or(|block| block == number)
     }
 
-    /// The transaction, if it is a single one.
+    /// Returns the transaction, if the order is a single one.
     pub const fn as_tx(&self) -> Option<&Transaction> {
         match self {
             Self::Tx(tx) => Some(tx),
@@ -119,7 +120,7 @@ impl Order {
         }
     }
 
-    /// The bundle, if it is one.
+    /// Returns the bundle, if the order is one.
     pub const fn as_bundle(&self) -> Option<&Bundle> {
         match self {
             Self::Tx(_) => None,

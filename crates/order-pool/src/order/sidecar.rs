@@ -27,8 +27,8 @@ impl Transaction {
         (0..blobs).try_for_each(|index| self.check_blob_proofs(index))
     }
 
-    /// The part of [`Self::check_sidecar`] that costs microseconds: the counts, and the hashes of
-    /// the commitments. Returns the number of blobs.
+    /// Makes the checks of [`Self::check_sidecar`] that take microseconds: the counts, and the
+    /// hashes of the commitments. Returns the number of blobs.
     ///
     /// # Errors
     /// Names the mismatch.
@@ -57,32 +57,34 @@ impl Transaction {
         Ok(blobs)
     }
 
-    /// The part of [`Self::check_sidecar`] that costs 10 to 30 ms: the proofs of one blob. Separate
-    /// for each blob, so that other work can run in between. The first call of a process loads the
-    /// trusted setup as [`load_trusted_setup`] does.
+    /// Makes the check of [`Self::check_sidecar`] that takes 10 to 30 ms: verifies the proofs of
+    /// one blob. It is separate for each blob, so that other work can run in between. The first
+    /// call of a process loads the trusted setup as [`load_trusted_setup`] does.
     ///
     /// # Errors
-    /// [`SidecarError::Proof`]; also for a blob that does not exist.
+    /// [`SidecarError::Proof`], also for a blob that does not exist.
     pub fn check_blob_proofs(&self, index: usize) -> Result<(), SidecarError> {
         let (hash, blob, commitment, proofs) = self.blob(index).ok_or(SidecarError::Proof)?;
         let (blobs, commitments) = (vec![*blob], vec![*commitment]);
-        let one: BlobTransactionSidecarVariant = match proofs.to_vec() {
-            proofs if proofs.len() == 1 => {
-                BlobTransactionSidecar::new(blobs, commitments, proofs).into()
-            }
-            proofs => BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into(),
+        let proofs = proofs.to_vec();
+        let sidecar: BlobTransactionSidecarVariant = if proofs.len() == 1 {
+            BlobTransactionSidecar::new(blobs, commitments, proofs).into()
+        } else {
+            BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into()
         };
-        one.validate(&[*hash], trusted_setup()).map_err(|_| SidecarError::Proof)
+        sidecar.validate(&[*hash], trusted_setup()).map_err(|_| SidecarError::Proof)
     }
 
-    /// A digest (Keccak-256) of one blob with its commitment and its proofs, in less than a
-    /// millisecond. Proofs that passed [`Self::check_blob_proofs`] need not be verified again for
-    /// the same digest: a transaction with a higher fee and a bundle for the next block carry the
-    /// same blobs. `None` if the blob does not exist.
+    /// Returns a digest (Keccak-256) of one blob with its versioned hash, its commitment and its
+    /// proofs, or `None` if the blob does not exist. Takes less than a millisecond.
+    ///
+    /// Proofs that passed [`Self::check_blob_proofs`] need not be verified again for the same
+    /// digest. A replacement with a higher fee, and a bundle for the next block, carry the same
+    /// blobs.
     pub fn blob_digest(&self, index: usize) -> Option<B256> {
         let (hash, blob, commitment, proofs) = self.blob(index)?;
         let mut hasher = Keccak256::new();
-        // All parts have a fixed length, except the proofs at the end.
+        // All parts have a fixed length, except the list of proofs at the end.
         hasher.update(hash);
         hasher.update(blob);
         hasher.update(commitment);
@@ -90,8 +92,8 @@ impl Transaction {
         Some(hasher.finalize())
     }
 
-    /// The versioned hash of a blob, the blob, its commitment, and its proofs: one in the EIP-4844
-    /// form, 128 in the EIP-7594 form.
+    /// Returns the versioned hash of a blob, the blob, its commitment, and its proofs: one in the
+    /// EIP-4844 form, 128 in the EIP-7594 form.
     fn blob(&self, index: usize) -> Option<(&B256, &Blob, &Bytes48, &[Bytes48])> {
         let PooledTransaction::Eip4844(signed) = self.envelope() else { return None };
         let sidecar = signed.tx().sidecar();
@@ -105,7 +107,7 @@ impl Transaction {
     }
 }
 
-/// All proofs, and how many of them each blob has.
+/// Returns all proofs, and the number of proofs per blob.
 fn proofs(sidecar: &BlobTransactionSidecarVariant) -> (&[Bytes48], usize) {
     match sidecar {
         BlobTransactionSidecarVariant::Eip4844(sidecar) => (&sidecar.proofs, 1),
@@ -115,13 +117,13 @@ fn proofs(sidecar: &BlobTransactionSidecarVariant) -> (&[Bytes48], usize) {
     }
 }
 
-/// Loads the KZG trusted setup, once per process. It takes one to four seconds, which the first
-/// verification of a proof would otherwise wait for.
+/// Loads the KZG trusted setup, once per process. It takes one to four seconds, for which the first
+/// verification of a proof would otherwise wait.
 pub fn load_trusted_setup() {
     let _ = trusted_setup();
 }
 
 fn trusted_setup() -> &'static c_kzg::KzgSettings {
-    // Precomputation speeds up making proofs, not verifying them, and costs up to 96 MiB.
+    // Without precomputation, which speeds up only the making of proofs and takes up to 96 MiB.
     c_kzg::ethereum_kzg_settings(0)
 }

@@ -1,4 +1,4 @@
-//! A pending transaction, where it came from, and the terms of a private one.
+//! A pending transaction: its contents, its origin, and the terms of a private one.
 
 use std::{sync::OnceLock, time::SystemTime};
 
@@ -23,19 +23,20 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Whether it came from an external caller and not from the local node. Such orders have a
-    /// separate share of the pool.
+    /// Whether the order came from an external caller and not from the local node. Such orders have
+    /// separate shares of the pool.
     pub const fn is_external(self) -> bool {
         matches!(self, Self::Rpc | Self::Private)
     }
 }
 
-/// The terms of a private transaction, set by its sender.
+/// The terms of a private transaction, set by the request that sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrivateTerms {
-    /// The signer of the request, who alone may cancel it; if `None`, it cannot be cancelled.
+    /// The signer of the request, who alone may cancel the transaction. If `None`, nobody can.
     pub signer: Option<Address>,
-    /// The last block it is for. After that block it is removed, unless it has become public.
+    /// The last block that the transaction is for. After that block it is removed, unless it has
+    /// become public.
     pub max_block: u64,
 }
 
@@ -44,35 +45,36 @@ pub struct PrivateTerms {
 pub struct PrivateCancellation {
     /// The hash of the transaction.
     pub hash: B256,
-    /// Who cancels it: only what the same signer sent.
+    /// The signer of the cancellation. It covers only what the same signer sent.
     pub signer: Address,
-    /// When. What its signer sends later is valid.
-    pub at: SystemTime,
-    /// Against whom the pool counts it while it is remembered.
+    /// When the signer cancelled the transaction, by [`arrival`](crate::arrival()). If the signer
+    /// sends it again later, it is valid.
+    pub cancelled_at: SystemTime,
+    /// The holder against whom the pool counts the cancellation while it is remembered.
     pub holder: Holder,
 }
 
-/// What a sender can pay and use, as its node knows it.
+/// The balance and the nonce of a sender, as the node knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Funds {
-    /// Its balance.
+    /// The sender's balance.
     pub balance_wei: U256,
-    /// The lowest nonce that it can still use.
+    /// The lowest nonce that the sender can still use.
     pub next_nonce: u64,
-    /// How far above `next_nonce` nonces are counted: each costs a look-up.
+    /// How many nonces above `next_nonce` are counted. Each takes a look-up.
     pub max_nonces_ahead: u8,
 }
 
 /// A pending transaction whose sender is known, with its sidecar if it carries blobs.
 ///
-/// Cloning copies the blobs: pass an `Arc<Order>` instead.
+/// Cloning one copies its blobs: pass an `Arc<Order>` instead.
 #[derive(Clone, Debug)]
 pub struct Transaction {
     inner: Recovered<PooledTransaction>,
     hash: B256,
     origin: Origin,
     first_seen: SystemTime,
-    /// The first origin of the other kind, with its time.
+    /// The first origin of the other kind (the node or an external caller), with its time.
     second: OnceLock<(Origin, SystemTime)>,
     is_vouched_for: bool,
     is_listed: bool,
@@ -82,8 +84,8 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Wraps a recovered transaction. `first_seen` is when this process first received it, of what a
-    /// caller sent by [`arrival`](crate::arrival()).
+    /// Wraps a recovered transaction. `first_seen` is when this process first received it; of a
+    /// caller's transaction by [`arrival`](crate::arrival()).
     ///
     /// The hash is taken from the envelope, which caches it. For a blob transaction it does not
     /// cover the sidecar.
@@ -105,8 +107,9 @@ impl Transaction {
         }
     }
 
-    /// As [`Self::new`], with [`Origin::Private`]. While it is not public it is kept until its last
-    /// block instead of for [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention), and
+    /// As [`Self::new`], with [`Origin::Private`]. While the transaction is not public, it is kept
+    /// until its last block instead of for
+    /// [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention), and
     /// [`OrderPool::cancel_private`](crate::OrderPool::cancel_private) removes it.
     pub fn private(
         tx: Recovered<PooledTransaction>,
@@ -116,13 +119,13 @@ impl Transaction {
         Self { private: Some(terms), ..Self::new(tx, Origin::Private, first_seen) }
     }
 
-    /// The terms of its sender, if it was private; it may have become public since.
+    /// Returns its terms, if it was sent as a private transaction. It may have become public since.
     pub const fn private_terms(&self) -> Option<&PrivateTerms> {
         self.private.as_ref()
     }
 
-    /// Marks that the host has verified that its sender can pay, as the node does for announced
-    /// transactions. It is then counted and ranked in the node's share
+    /// Marks that the host has verified that the sender can pay, as the node does for announced
+    /// transactions. The transaction then counts and ranks in the node's share
     /// ([`PoolConfig::max_txs`](crate::PoolConfig::max_txs)), whatever its origin.
     #[must_use]
     pub const fn vouched_for(mut self) -> Self {
@@ -130,77 +133,80 @@ impl Transaction {
         self
     }
 
-    /// Marks that a node lists it whose pool the host compares with this one. It is then kept until it
-    /// is mined or stale, evicted, or the node lists it no more, of which the host tells the pool with
-    /// [`OrderPool::on_unlisted`](crate::OrderPool::on_unlisted). Without this mark it is kept for
-    /// [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention) after it was announced. It has no
-    /// effect on orders of external callers.
+    /// Marks that a node whose pool the host compares with this one lists the transaction. It is
+    /// then kept until it is mined, stale or evicted, or until the node no longer lists it, which
+    /// the host reports with [`OrderPool::on_unlisted`](crate::OrderPool::on_unlisted). Without
+    /// this mark it is kept for [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention) after
+    /// it was announced. The mark has no effect on transactions of external callers.
     #[must_use]
     pub const fn listed(mut self) -> Self {
         self.is_listed = true;
         self
     }
 
-    /// Whether a node lists it whose pool the host compares with this one: [`Self::listed`].
+    /// Whether a node whose pool the host compares with this one lists the transaction: see
+    /// [`Self::listed`].
     pub const fn is_listed(&self) -> bool {
         self.is_listed && !self.origin.is_external()
     }
 
-    /// Sets against whom the pool counts it, while it is not in the node's share.
+    /// Sets the holder against whom the pool counts the transaction while it is not in the node's
+    /// share.
     #[must_use]
     pub const fn held_by(mut self, holder: Holder) -> Self {
         self.holder = holder;
         self
     }
 
-    /// Against whom the pool counts it. [`Holder::Host`] unless [`Self::held_by`] set another.
+    /// Returns the holder against whom the pool counts the transaction: [`Holder::Host`] unless
+    /// [`Self::held_by`] set another.
     pub const fn holder(&self) -> Holder {
         self.holder
     }
 
-    /// Whether it counts in the node's share.
+    /// Whether the transaction counts in the node's share.
     pub(crate) fn is_of_node_share(&self) -> bool {
         self.is_vouched_for || self.is_public()
     }
 
-    /// The transaction's hash.
+    /// Returns the transaction's hash.
     pub const fn hash(&self) -> &B256 {
         &self.hash
     }
 
-    /// The address that signed it.
+    /// Returns the address that signed the transaction.
     pub const fn sender(&self) -> Address {
         self.inner.signer()
     }
 
-    /// Its nonce.
+    /// Returns the transaction's nonce.
     pub fn nonce(&self) -> u64 {
         self.inner.inner().nonce()
     }
 
-    /// What it pays the proposer per gas at this base fee, in wei; `None` if it cannot pay the base
-    /// fee.
+    /// Returns the tip per gas at this base fee, in wei; `None` if the transaction cannot pay the
+    /// base fee.
     pub fn tip(&self, base_fee_wei: u64) -> Option<u128> {
         self.inner.inner().effective_tip_per_gas(base_fee_wei)
     }
 
-    /// The most it pays per gas, base fee included, in wei.
+    /// Returns the most that it pays per gas, base fee included, in wei.
     pub fn max_fee_wei(&self) -> u128 {
         self.inner.inner().max_fee_per_gas()
     }
 
-    /// The most it pays the proposer per gas, in wei: the gas price of a legacy transaction.
+    /// Returns the highest tip per gas, in wei; for a legacy transaction its gas price.
     pub fn max_tip_wei(&self) -> u128 {
         self.inner.inner().priority_fee_or_price()
     }
 
-    /// The gas it may use.
+    /// Returns the gas limit.
     pub fn gas_limit(&self) -> u64 {
         self.inner.inner().gas_limit()
     }
 
-    /// The most its sender pays for it, in wei: its gas limit at its fee cap, its value, and its
-    /// blobs at their fee cap.
+    /// Returns the most that the sender pays for it, in wei: its gas limit at its fee cap, its
+    /// value, and its blobs at their fee cap.
     pub fn max_cost_wei(&self) -> U256 {
         let tx = self.inner.inner();
         let gas = U256::from(tx.max_fee_per_gas()) * U256::from(tx.gas_limit());
@@ -209,12 +215,12 @@ impl Transaction {
         gas.saturating_add(blobs).saturating_add(tx.value())
     }
 
-    /// The number of its blobs.
+    /// Returns the number of blobs.
     pub fn blob_count(&self) -> u64 {
         self.inner.inner().blob_count().unwrap_or(0)
     }
 
-    /// Its blobs with their commitments and proofs.
+    /// Returns the blobs with their commitments and proofs.
     pub fn sidecar(&self) -> Option<&BlobTransactionSidecarVariant> {
         match self.inner.inner() {
             EthereumTxEnvelope::Eip4844(signed) => Some(signed.tx().sidecar()),
@@ -222,61 +228,63 @@ impl Transaction {
         }
     }
 
-    /// Its first origin.
+    /// Returns the first origin.
     pub const fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// Its second origin, and when: the node if an external caller sent it first, an external
-    /// caller if the node announced it first. So a private transaction that becomes public keeps
-    /// its first origin.
+    /// Returns the second origin and its time: the node, if an external caller sent the transaction
+    /// first, or an external caller, if the node announced it first. So a private transaction that
+    /// becomes public keeps its first origin.
     pub fn second_origin(&self) -> Option<(Origin, SystemTime)> {
         self.second.get().copied()
     }
 
-    /// Whether the node has announced it.
+    /// Whether the node has announced the transaction.
     pub fn is_public(&self) -> bool {
         let second = self.second_origin().map(|(origin, _)| origin);
         [Some(self.origin), second].contains(&Some(Origin::Mempool))
     }
 
-    /// Records that it was inserted again. Only the first origin of the other kind is kept. Returns whether that made it
-    /// public.
-    pub(crate) fn came_again(&self, origin: Origin, at: SystemTime) -> bool {
+    /// Records that the transaction was inserted again. Only the first origin of the other kind is
+    /// kept. Returns whether the transaction became public.
+    pub(crate) fn record_repeat(&self, origin: Origin, received_at: SystemTime) -> bool {
         let was_public = self.is_public();
         if origin.is_external() != self.origin.is_external() {
-            self.second.get_or_init(|| (origin, at));
+            self.second.get_or_init(|| (origin, received_at));
         }
         self.is_public() != was_public
     }
 
-    /// With the envelope that the node has announced: its blobs may be proven in another form.
+    /// Returns the transaction with the envelope that the node has announced, whose sidecar may
+    /// have another form.
     pub(crate) fn with_envelope(&self, announced: &Self) -> Self {
         Self { inner: announced.inner.clone(), size_bytes: announced.size_bytes, ..self.clone() }
     }
 
-    /// Whether its blobs are proven as EIP-4844 defines it. Since Osaka nodes and blocks need the
-    /// cell proofs of EIP-7594.
+    /// Whether its sidecar has the EIP-4844 form. Since Osaka, nodes and blocks need the cell
+    /// proofs of EIP-7594.
     pub(crate) fn has_old_sidecar(&self) -> bool {
         matches!(self.sidecar(), Some(BlobTransactionSidecarVariant::Eip4844(_)))
     }
 
-    /// When this process first received it, on the wall clock.
+    /// Returns when this process first received the transaction, by the wall clock.
     pub const fn first_seen(&self) -> SystemTime {
         self.first_seen
     }
 
-    /// The memory of its contents, in bytes, blobs included, without [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES).
+    /// Returns the memory of its contents, in bytes, with blobs and without
+    /// [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES).
     pub const fn size_bytes(&self) -> usize {
         self.size_bytes
     }
 
-    /// The signed transaction with its sender.
+    /// Returns the signed transaction with its sender.
     pub const fn recovered(&self) -> &Recovered<PooledTransaction> {
         &self.inner
     }
 
-    /// The signed transaction.
+    /// Returns the signed transaction.
     pub const fn envelope(&self) -> &PooledTransaction {
         self.inner.inner()
     }

@@ -32,13 +32,13 @@ pub struct RawBundle {
     /// Signed transactions in EIP-2718 form; blob transactions with their sidecar.
     #[serde(default, deserialize_with = "list_or_null")]
     pub txs: Vec<Bytes>,
-    /// Absent, null or 0: the next block.
+    /// The block that it is for; absent, null or 0 is the next block.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub block_number: Option<u64>,
-    /// In seconds since the Unix epoch; 0 is unset.
+    /// The lowest timestamp of the block, in seconds since the Unix epoch; 0 is unset.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub min_timestamp: Option<u64>,
-    /// In seconds since the Unix epoch; 0 is unset.
+    /// The highest timestamp of the block, in seconds since the Unix epoch; 0 is unset.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub max_timestamp: Option<u64>,
     /// Transactions that may revert.
@@ -47,10 +47,10 @@ pub struct RawBundle {
     /// Transactions that may be omitted.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub dropping_tx_hashes: Vec<B256>,
-    /// Makes it replaceable.
+    /// Makes the bundle replaceable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replacement_uuid: Option<Uuid>,
-    /// An alias of `replacementUuid`. If both are present they must be equal.
+    /// An alias of `replacementUuid`. If both are present, they must be equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
     /// See [`BundleParts::replacement_nonce`].
@@ -59,13 +59,13 @@ pub struct RawBundle {
     /// Titan's name for a replacement nonce; 0 is unset. If both are present they must be equal.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub replacement_seq_number: Option<u64>,
-    /// Below 100; 0 is unset.
+    /// The percentage of the payment that is refunded, below 100; 0 is unset.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub refund_percent: Option<u64>,
     /// The recipient of the refund.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refund_recipient: Option<Address>,
-    /// At most one.
+    /// The transaction whose payment is refunded; at most one.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub refund_tx_hashes: Vec<B256>,
     /// Titan's way to name the transaction whose payment is refunded: its index in [`Self::txs`]. With
@@ -78,15 +78,15 @@ pub struct RawBundle {
     /// See [`BundleParts::refund_identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refund_identity: Option<Address>,
-    /// The signer of the request that a proxy forwards. It proves nothing: the caller of
+    /// The signer of a request that a proxy forwards. It proves nothing: the caller of
     /// [`Self::resolve`] decides who the signer is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_address: Option<Address>,
-    /// The hash that a proxy computed; ours is computed again.
+    /// The bundle hash that a proxy computed. It is ignored and computed again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle_hash: Option<B256>,
-    /// The builders that a relay should forward it to. This is one of them, so the list is not
-    /// kept, however long it is.
+    /// The builders to which a relay should forward the bundle. This is one of them, so the list is
+    /// not kept, however long it is.
     #[serde(default, skip_serializing)]
     pub builders: Ignored,
 }
@@ -109,8 +109,8 @@ pub struct RawCancelBundle {
     /// Also accepted as `uuid`.
     #[serde(alias = "uuid")]
     pub replacement_uuid: Uuid,
-    /// The highest nonce that is cancelled. A bundle that was sent without one has the microsecond of its
-    /// arrival, which no small number is above.
+    /// The highest nonce that is cancelled. A bundle that was sent without a nonce has the
+    /// microsecond of its arrival as its nonce, which is above every small number.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub replacement_nonce: Option<u64>,
     /// See [`RawBundle::signing_address`].
@@ -118,7 +118,7 @@ pub struct RawCancelBundle {
     pub signing_address: Option<Address>,
 }
 
-/// Some searchers' libraries send an absent list as null.
+/// Reads null as an empty list, because some searchers' libraries send it for an absent list.
 fn list_or_null<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -127,11 +127,11 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// How many characters of an unknown version the error repeats.
+/// The number of characters of an unknown version that the error repeats.
 const MAX_VERSION_CHARS: usize = 32;
 
 impl RawBundle {
-    /// Decodes the transactions, recovers their senders, checks the sidecars (by
+    /// Decodes the transactions, recovers their senders, and checks the sidecars (by
     /// [`Transaction::check_sidecar`]) and the fields. Takes about 50 us per transaction and 10 to
     /// 30 ms per blob: run it on a thread that may block.
     ///
@@ -153,8 +153,8 @@ impl RawBundle {
         self.with_transactions(txs, signer, Holder::Host, first_seen)
     }
 
-    /// The checks of [`Self::resolve`] that need no transaction: the version, the lengths of its
-    /// lists, the uuids, and the refund.
+    /// Makes the checks of [`Self::resolve`] that need no decoded transaction: the version, the
+    /// lengths of the lists, the uuids, and the refund.
     ///
     /// # Errors
     /// Names the field as it is on the wire, its value and the limit.
@@ -187,7 +187,7 @@ impl RawBundle {
         if let Some(value) = index.filter(|index| *index >= txs as u64 && txs > 0) {
             return Err(BundleError::RefundIndex { value, txs });
         }
-        // Whatever version it has, a bundle without transactions is a cancellation.
+        // A bundle without transactions is a cancellation, whatever its version.
         if self.txs.is_empty() { Ok(()) } else { self.check_version() }
     }
 
@@ -204,7 +204,7 @@ impl RawBundle {
                 return Err(BundleError::UnknownVersion { value });
             }
         }
-        let of_v2 = [
+        let v2_fields = [
             ("droppingTxHashes", !self.dropping_tx_hashes.is_empty()),
             ("refundPercent", self.refund_percent.is_some()),
             ("refundRecipient", self.refund_recipient.is_some()),
@@ -212,14 +212,14 @@ impl RawBundle {
             ("refundIndex", self.refund_index.is_some()),
             ("delayedRefund", self.delayed_refund.is_some()),
         ];
-        match of_v2.into_iter().find(|(_, is_there)| *is_there) {
+        match v2_fields.into_iter().find(|(_, is_present)| *is_present) {
             Some((field, _)) => Err(BundleError::NotInVersion { field }),
             None => Ok(()),
         }
     }
 
-    /// As [`Self::resolve`] after [`Self::check`], with the transactions of [`Self::txs`] already
-    /// decoded and verified by the caller.
+    /// Converts the fields to a bundle, after [`Self::check`]. The caller has decoded and verified
+    /// the transactions of [`Self::txs`].
     ///
     /// # Errors
     /// Names the field as it is on the wire, its value and the limit.

@@ -1,4 +1,4 @@
-//! The head of the chain, as published to readers.
+//! Publishes the head of the chain to readers.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use chain_view::Head;
 /// A head and the sequence number of its event.
 type Published = Option<(u64, Arc<Head>)>;
 
-/// The last two published heads, the latest first. Written under the pool's lock, before the log's head is published;
-/// read without a lock.
+/// The last two published heads, the latest first. They are written under the pool's lock, before
+/// the log's head is published, and read without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Heads(ArcSwap<[Published; 2]>);
 
@@ -23,12 +23,12 @@ impl Heads {
         self.0.store(Arc::new([Some((seq, head)), before]));
     }
 
-    /// Reads a position in the log, and the head as of that position: the latest one published
-    /// before it.
+    /// Reads a position in the log, and the head as of that position, which is the latest head that
+    /// was published before it.
     ///
-    /// The position is read first. So the latest head found was published before it, or is the one
-    /// whose event is just being published; then the one before it applies. Only if two heads are
-    /// published in between is the position read again.
+    /// The position is read first. So the latest head was published before that position, or its
+    /// event is just being published, and the head before it applies. Only if two heads are
+    /// published in between, the position is read again.
     pub(crate) fn as_of(&self, position: impl Fn() -> u64) -> (u64, Option<Arc<Head>>) {
         loop {
             let position = position();

@@ -1,13 +1,11 @@
-//! The index of orders by hash.
+//! Finds an order by its hash, for one writer and any number of readers without a lock.
 //!
-//! One writer, any number of readers, no lock. It is divided into shards, so that a change touches
-//! a few cache lines however many orders there are.
-//!
-//! Open addressing over words that pack a tag and a sequence number. A word never moves: a removal
-//! leaves a tombstone, and a shard with too many tombstones is copied and swapped. So a reader that
-//! races the writer still follows an unbroken probe sequence, and finds every order that is present
-//! throughout. The sequence number is only a hint: the caller compares the hash of the order it
-//! leads to.
+//! The index is divided into shards, so that a change touches a few cache lines however many orders
+//! there are. A shard is an open-addressing table of words that pack a tag and a sequence number. A
+//! word never moves: a removal leaves a tombstone, and a shard with too many tombstones is copied
+//! and swapped. So a reader that races the writer still follows an unbroken probe sequence, and
+//! finds every order that is present throughout. The sequence number is only a hint: the caller
+//! compares the hash of the order with this number.
 
 use std::sync::{
     Arc,
@@ -22,32 +20,33 @@ use arc_swap::ArcSwap;
 
 use super::seen::HashKey;
 
-/// Orders per shard at the caps: a shard is copied as a whole (at 2 ns each, about 1 us).
+/// The number of orders per shard at the caps. A shard is copied as a whole, in about 1 us at 2 ns
+/// each.
 const HASHES_PER_SHARD: usize = 512;
 
-/// Most shards, whatever the caps.
+/// The most shards, whatever the caps.
 const MAX_SHARDS: usize = 1 << 16;
 
-/// Initial slots of a shard.
+/// The number of slots of a new shard.
 const MIN_SLOTS: usize = 16;
 
-/// Bits of a sequence number in a word: at 4,000 events/s enough for 139 years.
+/// The bits of a sequence number in a word: enough for 139 years at 4,000 events/s.
 const SEQ_BITS: u32 = 44;
 
 /// An empty slot: the end of a probe sequence.
 const EMPTY: u64 = 0;
 
-/// A tombstone: an entry was removed here; the probe sequence continues.
-const GONE: u64 = 1;
+/// An entry was removed here; the probe sequence continues.
+const TOMBSTONE: u64 = 1;
 
-/// Added to a sequence number, so that no word is one of the two above.
+/// Added to a sequence number, so that no word is [`EMPTY`] or [`TOMBSTONE`].
 const FIRST_SEQ: u64 = 2;
 
 /// The readers' side.
 #[derive(Debug)]
 pub(crate) struct IndexTable {
-    hashes: Box<[ArcSwap<Slots>]>,
-    /// Secret, so that an attacker cannot choose the shard of a hash.
+    shards: Box<[ArcSwap<Slots>]>,
+    /// It is secret, so that an attacker cannot choose the shard of a hash.
     key: HashKey,
 }
 
@@ -64,20 +63,21 @@ const fn seq(word: u64) -> u64 {
 }
 
 impl IndexTable {
-    /// The shard of a hash, and the tag that distinguishes hashes inside it.
+    /// Returns the shard of a hash, and the tag that distinguishes hashes inside the shard.
     fn position(&self, hash: &B256) -> (usize, u64) {
         let hashed = self.key.fold(hash);
-        (hashed as usize & (self.hashes.len() - 1), tag(hashed))
+        (hashed as usize & (self.shards.len() - 1), tag(hashed))
     }
 
-    /// The first match that `is` confirms, among the few orders whose hash may be this one.
-    pub(crate) fn find<T>(&self, hash: &B256, is: impl FnMut(u64) -> Option<T>) -> Option<T> {
+    /// Returns the first match that `confirm` accepts, among the few orders whose hash may be this
+    /// one.
+    pub(crate) fn find<T>(&self, hash: &B256, confirm: impl FnMut(u64) -> Option<T>) -> Option<T> {
         let (shard, tag) = self.position(hash);
-        self.hashes[shard].load().find(tag, is)
+        self.shards[shard].load().find(tag, confirm)
     }
 }
 
-/// One shard: a power of two of words, at most half of them not [`EMPTY`].
+/// One shard: a power of two of words, of which at least half are [`EMPTY`].
 #[derive(Debug)]
 struct Slots(Box<[AtomicU64]>);
 
@@ -86,29 +86,29 @@ impl Slots {
         Self((0..len).map(|_| AtomicU64::new(EMPTY)).collect())
     }
 
-    /// The probe sequence of a tag: at most all slots.
-    fn chain(&self, tag: u64) -> impl Iterator<Item = usize> {
+    /// Returns the probe sequence of a tag: all slots, from the tag's own on.
+    fn probe(&self, tag: u64) -> impl Iterator<Item = usize> {
         let mask = self.0.len() - 1;
         (0..self.0.len()).map(move |step| (tag as usize + step) & mask)
     }
 
-    fn find<T>(&self, wanted: u64, mut is: impl FnMut(u64) -> Option<T>) -> Option<T> {
+    fn find<T>(&self, wanted: u64, mut confirm: impl FnMut(u64) -> Option<T>) -> Option<T> {
         // `Acquire` pairs with the writer's `Release`: a reader that sees a tombstone or a word
-        // sees what the writer did before it. The live set itself publishes the order behind a
-        // sequence number.
-        self.chain(wanted)
-            .map(|at| self.0[at].load(Acquire))
+        // sees what the writer did before it. The live set itself publishes the order of a sequence
+        // number.
+        self.probe(wanted)
+            .map(|index| self.0[index].load(Acquire))
             .take_while(|word| *word != EMPTY)
-            .filter(|word| *word != GONE && tag(*word) == wanted)
-            .find_map(|word| is(seq(word)))
+            .filter(|word| *word != TOMBSTONE && tag(*word) == wanted)
+            .find_map(|word| confirm(seq(word)))
     }
 
-    /// Inserts a word; returns whether it used an empty slot, not a tombstone.
-    fn put(&self, word: u64) -> bool {
-        for at in self.chain(tag(word)) {
-            let before = self.0[at].load(Acquire);
-            if before <= GONE {
-                self.0[at].store(word, Release);
+    /// Inserts a word. Returns whether it used an empty slot, and not a tombstone's.
+    fn insert(&self, word: u64) -> bool {
+        for index in self.probe(tag(word)) {
+            let before = self.0[index].load(Acquire);
+            if before == EMPTY || before == TOMBSTONE {
+                self.0[index].store(word, Release);
                 return before == EMPTY;
             }
         }
@@ -116,18 +116,19 @@ impl Slots {
         false
     }
 
-    /// Removes a word; returns how many slots became empty, if it was present.
-    fn take(&self, word: u64) -> Option<usize> {
+    /// Removes a word. Returns the number of slots that became empty, if the word was present.
+    fn remove(&self, word: u64) -> Option<usize> {
         let mask = self.0.len() - 1;
-        let at = self
-            .chain(tag(word))
-            .take_while(|at| self.0[*at].load(Acquire) != EMPTY)
-            .find(|at| self.0[*at].load(Acquire) == word)?;
-        self.0[at].store(GONE, Release);
-        // Tombstones right before an empty slot are on no probe sequence, so they can be cleared.
+        let index = self
+            .probe(tag(word))
+            .take_while(|index| self.0[*index].load(Acquire) != EMPTY)
+            .find(|index| self.0[*index].load(Acquire) == word)?;
+        self.0[index].store(TOMBSTONE, Release);
+        // No probe sequence needs tombstones right before an empty slot, so they are cleared.
         let mut emptied = 0;
-        let mut last = at;
-        while self.0[(last + 1) & mask].load(Acquire) == EMPTY && self.0[last].load(Acquire) == GONE
+        let mut last = index;
+        while self.0[(last + 1) & mask].load(Acquire) == EMPTY
+            && self.0[last].load(Acquire) == TOMBSTONE
         {
             self.0[last].store(EMPTY, Release);
             emptied += 1;
@@ -139,7 +140,7 @@ impl Slots {
 
 /// The writer's counts of a shard.
 #[derive(Clone, Copy, Debug, Default)]
-struct Fill {
+struct Occupancy {
     entries: usize,
     /// Entries and tombstones.
     used: usize,
@@ -149,46 +150,50 @@ struct Fill {
 #[derive(Debug)]
 pub(crate) struct Index {
     pub(crate) table: Arc<IndexTable>,
-    fills: Box<[Fill]>,
+    occupancies: Box<[Occupancy]>,
 }
 
 impl Index {
-    /// An index for this many orders. It can hold more, but look-ups become slower.
+    /// Makes an index for this many orders. It can hold more, but look-ups become slower.
     pub(crate) fn new(max_orders: usize) -> Self {
         let shards = (max_orders / HASHES_PER_SHARD).clamp(1, MAX_SHARDS).next_power_of_two();
         let table = IndexTable {
-            hashes: (0..shards).map(|_| ArcSwap::from_pointee(Slots::new(MIN_SLOTS))).collect(),
+            shards: (0..shards).map(|_| ArcSwap::from_pointee(Slots::new(MIN_SLOTS))).collect(),
             key: HashKey::random(),
         };
-        Self { table: Arc::new(table), fills: vec![Fill::default(); shards].into() }
+        Self { table: Arc::new(table), occupancies: vec![Occupancy::default(); shards].into() }
     }
 
-    /// Adds an order that is not in it.
+    /// Adds an order that the index does not contain.
     pub(crate) fn insert(&mut self, hash: &B256, seq: u64) {
         let (shard, tag) = self.table.position(hash);
-        let (shard, fill) = (&self.table.hashes[shard], &mut self.fills[shard]);
+        let occupancy = &mut self.occupancies[shard];
+        let shard = &self.table.shards[shard];
         let slots = shard.load();
-        fill.entries += 1;
-        fill.used += usize::from(slots.put(word(tag, seq)));
-        if fill.used * 2 > slots.0.len() {
-            // At most a third full, so that the next copy is at least a sixth of a shard away.
-            let larger = Slots::new((fill.entries * 3).next_power_of_two().max(MIN_SLOTS));
-            for word in slots.0.iter().map(|word| word.load(Acquire)).filter(|word| *word > GONE) {
-                larger.put(word);
+        occupancy.entries += 1;
+        occupancy.used += usize::from(slots.insert(word(tag, seq)));
+        if occupancy.used * 2 > slots.0.len() {
+            // At most a third of the copy is used, so the next copy is at least a sixth of a shard
+            // away.
+            let copy = Slots::new((occupancy.entries * 3).next_power_of_two().max(MIN_SLOTS));
+            for word in slots.0.iter().map(|word| word.load(Acquire)) {
+                if word >= FIRST_SEQ {
+                    copy.insert(word);
+                }
             }
-            fill.used = fill.entries;
-            shard.store(Arc::new(larger));
+            occupancy.used = occupancy.entries;
+            shard.store(Arc::new(copy));
         }
     }
 
     pub(crate) fn remove(&mut self, hash: &B256, seq: u64) {
         let (shard, tag) = self.table.position(hash);
-        let emptied = self.table.hashes[shard].load().take(word(tag, seq));
+        let emptied = self.table.shards[shard].load().remove(word(tag, seq));
         debug_assert!(emptied.is_some(), "order {seq} is not indexed");
         if let Some(emptied) = emptied {
-            let fill = &mut self.fills[shard];
-            fill.entries -= 1;
-            fill.used -= emptied;
+            let occupancy = &mut self.occupancies[shard];
+            occupancy.entries -= 1;
+            occupancy.used -= emptied;
         }
     }
 }
@@ -204,10 +209,10 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_what_is_in_it_and_nothing_else_through_growth_and_removals() {
+    fn the_index_equals_a_map_through_growth_and_removals() {
         let mut index = Index::new(2_000);
         let mut model = HashMap::new();
-        // A linear congruential generator: any sequence will do, and this one is the same each run.
+        // A linear congruential generator, so that each run has the same sequence.
         let mut random = 1_u64;
         for seq in 0..40_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -233,11 +238,11 @@ mod tests {
                 offered.contains(model.get(&n).unwrap_or(&u64::MAX)),
                 model.contains_key(&n)
             );
-            // A tag of 20 bits: hardly ever more than the one.
+            // With a tag of 20 bits hardly any other order is offered.
             assert!(offered.len() <= 3, "{n} offers {offered:?}");
         }
-        let used: usize = index.fills.iter().map(|fill| fill.used).sum();
-        let slots: usize = index.table.hashes.iter().map(|shard| shard.load().0.len()).sum();
+        let used: usize = index.occupancies.iter().map(|occupancy| occupancy.used).sum();
+        let slots: usize = index.table.shards.iter().map(|shard| shard.load().0.len()).sum();
         assert!(
             used * 2 <= slots && slots <= 12 * model.len(),
             "{slots} slots for {}",
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_finds_what_stays_while_everything_around_it_comes_and_goes() {
+    fn a_reader_finds_lasting_entries_while_others_come_and_go() {
         let mut index = Index::new(256);
         (0..32).for_each(|n| index.insert(&hash(n), n));
         let table = Arc::clone(&index.table);

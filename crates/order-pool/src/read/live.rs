@@ -1,6 +1,6 @@
-//! The live set: every order in the pool, in the order of acceptance, readable as of any moment
-//! that the event log still covers: a replay needs no copy, no lock and no reference count, and
-//! readers share no memory that a reader writes.
+//! Keeps every order in the pool, in the order of acceptance, readable as of any moment that the
+//! event log still covers. So a replay needs no copy, no lock and no reference count, and readers
+//! share no memory that a reader writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -19,7 +19,8 @@ use arc_swap::ArcSwap;
 use super::garbage::Garbage;
 use crate::{event::Event, order::Order};
 
-/// Entries per page, which is the unit of rewriting (256 entries are about 10 us of copying).
+/// The number of entries per page, which is the unit of rewriting. To copy 256 entries takes about
+/// 10 us.
 pub(super) const PAGE_ENTRIES: usize = 256;
 
 /// A page is closed early once its orders have this many bytes, so that removed blobs do not stay
@@ -31,10 +32,10 @@ const LIVE: u64 = u64::MAX;
 #[derive(Debug)]
 struct Entry {
     added: u64,
-    /// [`LIVE`], then, set once, the sequence number of its removal. Stored with `Release` before
-    /// the head is published; for a reader with an older snapshot both values mean the same.
+    /// The sequence number of its removal, or [`LIVE`]. It is set once, with `Release`, before the
+    /// head is published. To a reader with an older snapshot both values mean the same.
     removed: AtomicU64,
-    /// What a replay shows: an order, or a cancellation.
+    /// The event that a replay shows: an order or a cancellation.
     event: Event,
 }
 
@@ -47,7 +48,7 @@ impl Entry {
     }
 }
 
-/// Entries by ascending `added`; filled from the front.
+/// Entries with ascending `added`, filled from the front.
 #[derive(Debug)]
 pub(super) struct Page {
     first: u64,
@@ -59,32 +60,34 @@ impl Page {
         Self { first, entries: (0..capacity).map(|_| OnceLock::new()).collect() }
     }
 
-    fn at_or_after(&self, seq: u64) -> usize {
+    /// Returns the index of the first entry from `seq` on.
+    fn index_from(&self, seq: u64) -> usize {
         self.entries.partition_point(|entry| entry.get().is_some_and(|entry| entry.added < seq))
     }
 
     fn find(&self, added: u64) -> Option<&Entry> {
-        self.entries.get(self.at_or_after(added))?.get().filter(|entry| entry.added == added)
+        self.entries.get(self.index_from(added))?.get().filter(|entry| entry.added == added)
     }
 }
 
-/// The pages at one moment, by ascending `first`.
+/// The pages at one moment, with ascending `first`.
 #[derive(Debug, Default)]
 pub(crate) struct LiveTable {
     pages: Vec<Arc<Page>>,
 }
 
 impl LiveTable {
-    /// Visits the entries that were live at `snapshot`, from entry `from` on, until `visit` breaks.
+    /// Visits the entries that were live at `snapshot`, from entry `first` on, until `visit`
+    /// breaks.
     pub(super) fn visit(
         &self,
         snapshot: u64,
-        from: u64,
+        first: u64,
         mut visit: impl FnMut(u64, &Event) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        let page = self.pages.partition_point(|page| page.first <= from).saturating_sub(1);
+        let page = self.pages.partition_point(|page| page.first <= first).saturating_sub(1);
         for page in &self.pages[page..] {
-            for entry in page.entries[page.at_or_after(from)..].iter().map_while(OnceLock::get) {
+            for entry in page.entries[page.index_from(first)..].iter().map_while(OnceLock::get) {
                 if entry.added >= snapshot {
                     return ControlFlow::Continue(());
                 }
@@ -96,7 +99,7 @@ impl LiveTable {
         ControlFlow::Continue(())
     }
 
-    /// The order added at `seq`, if it has not been removed.
+    /// Returns the order added at `seq`, if it has not been removed.
     pub(super) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
         let page = self.pages.partition_point(|page| page.first <= seq).checked_sub(1)?;
         let entry = self.pages[page].find(seq)?;
@@ -113,7 +116,7 @@ struct PageState {
     page: Arc<Page>,
     len: usize,
     bytes: usize,
-    /// Entries whose removal the log has dropped.
+    /// The number of entries whose removal the log has dropped.
     spent: usize,
     spent_bytes: usize,
 }
@@ -123,7 +126,11 @@ impl PageState {
         Self { page, len: 0, bytes: 0, spent: 0, spent_bytes: 0 }
     }
 
-    /// At most a quarter of a page may be spent entries, which bounds the idle memory; each freed
+    const fn live_count(&self) -> usize {
+        self.len - self.spent
+    }
+
+    /// At most a quarter of a page may be spent entries, which bounds the unused memory. Each freed
     /// entry costs at most three moved ones.
     const fn wants_rewrite(&self) -> bool {
         self.spent * 4 >= self.len || self.spent_bytes * 4 > self.bytes
@@ -140,7 +147,7 @@ struct Removal {
 /// The writer's side.
 #[derive(Debug, Default)]
 pub(super) struct LiveWriter {
-    /// By their first entry. The last one is open.
+    /// The pages by their first entry. The last one is open.
     pages: BTreeMap<u64, PageState>,
     /// Removed entries that readers within the log still need.
     removed: VecDeque<Removal>,
@@ -168,8 +175,8 @@ impl LiveWriter {
             let last = last.get_mut();
             let entry = Entry { added: seq, removed: AtomicU64::new(LIVE), event };
             let size_bytes = entry.size_bytes();
-            let unwritten = last.page.entries[last.len].set(entry).is_ok();
-            debug_assert!(unwritten, "entry {seq} was written twice");
+            let was_empty = last.page.entries[last.len].set(entry).is_ok();
+            debug_assert!(was_empty, "entry {seq} was written twice");
             last.len += 1;
             last.bytes += size_bytes;
         }
@@ -214,7 +221,7 @@ impl LiveWriter {
         }
     }
 
-    /// Rewrites at most `limit` pages without their spent entries; returns whether more wait.
+    /// Rewrites at most `limit` pages without their spent entries. Returns whether more wait.
     pub(super) fn compact(&mut self, limit: usize, tail: u64, garbage: &mut Garbage) -> bool {
         for _ in 0..limit {
             let Some(first) = self.rewrites.pop_first() else { return false };
@@ -224,21 +231,20 @@ impl LiveWriter {
     }
 
     fn rewrite(&mut self, first: u64, tail: u64, garbage: &mut Garbage) {
-        // Since it was queued, the page may have been freed or merged.
+        // The page may have been freed or merged since it was queued.
         let Some(state) = self.pages.remove(&first) else { return };
         self.changed = true;
         let mut sources = vec![state];
-        // Merges small neighbours into one page, so that few long-lived orders do not keep many
+        // Small neighbours are merged into one page, so that few long-lived orders do not keep many
         // pages.
-        let live = |state: &PageState| state.len - state.spent;
         if let Some((&before, neighbour)) = self.pages.range(..first).next_back()
-            && live(neighbour) + live(&sources[0]) <= PAGE_ENTRIES / 2
+            && neighbour.live_count() + sources[0].live_count() <= PAGE_ENTRIES / 2
             && neighbour.bytes - neighbour.spent_bytes < PAGE_BYTES / 2
         {
             sources.extend(self.pages.remove(&before));
             sources.reverse();
         }
-        let capacity: usize = sources.iter().map(live).sum();
+        let capacity: usize = sources.iter().map(PageState::live_count).sum();
         let needed = sources
             .iter()
             .flat_map(|state| state.page.entries[..state.len].iter().filter_map(OnceLock::get))
@@ -263,8 +269,8 @@ impl LiveWriter {
         }
     }
 
-    /// Makes the pages visible to readers; returns the replaced table, to be dropped without a
-    /// lock.
+    /// Makes the pages visible to readers. Returns the replaced table, which is to be dropped
+    /// without a lock.
     pub(super) fn publish(&mut self, table: &ArcSwap<LiveTable>) -> Option<Arc<LiveTable>> {
         std::mem::take(&mut self.changed).then(|| {
             let pages = self.pages.values().map(|state| Arc::clone(&state.page)).collect();

@@ -1,4 +1,4 @@
-//! The event log: append-only segments, found by sequence number.
+//! Keeps every event in its order: append-only segments, found by sequence number.
 
 use std::{
     collections::VecDeque,
@@ -10,11 +10,11 @@ use arc_swap::ArcSwap;
 use super::garbage::Garbage;
 use crate::event::Event;
 
-/// Events per segment, the unit in which the log drops and frees events (256 orders are about 20 us
-/// of freeing).
+/// The number of events per segment, which is the unit in which the log drops and frees events. To
+/// free 256 orders takes about 20 us.
 pub(crate) const SEGMENT_EVENTS: usize = 256;
 
-/// A segment is closed early once the removed orders that it records have this many bytes, so that
+/// A segment is closed early once the removed orders that it names have this many bytes, so that
 /// the log can be shortened when many blobs pass through it.
 const SEGMENT_BYTES: usize = 4 << 20;
 
@@ -33,7 +33,7 @@ pub(super) struct Segment {
     slots: Box<[OnceLock<Slot>]>,
 }
 
-/// The segments at one moment. `base`s ascend without a gap.
+/// The segments at one moment. Their sequence numbers ascend without a gap.
 #[derive(Debug, Default)]
 pub(crate) struct LogTable {
     segments: Vec<Arc<Segment>>,
@@ -44,11 +44,11 @@ impl LogTable {
         self.segments.first().map_or(0, |segment| segment.base)
     }
 
-    /// The written slots from `seq` to the end of its segment. The caller has seen a head above
-    /// `seq`, so the first is written.
-    pub(super) fn from(&self, seq: u64) -> impl Iterator<Item = &Slot> {
-        let at = self.segments.partition_point(|segment| segment.base <= seq);
-        let segment = at.checked_sub(1).and_then(|at| self.segments.get(at));
+    /// Returns the written slots from `seq` to the end of its segment. The caller has seen a head
+    /// above `seq`, so the first one is written.
+    pub(super) fn slots_from(&self, seq: u64) -> impl Iterator<Item = &Slot> {
+        let index = self.segments.partition_point(|segment| segment.base <= seq);
+        let segment = index.checked_sub(1).and_then(|index| self.segments.get(index));
         segment
             .map(|segment| &segment.slots[(seq - segment.base) as usize..])
             .unwrap_or_default()
@@ -59,18 +59,18 @@ impl LogTable {
 
 /// The writer's state of a segment.
 #[derive(Debug)]
-struct Held {
+struct SegmentState {
     segment: Arc<Segment>,
-    /// Bytes of the orders that it names.
+    /// The bytes of the orders that it names.
     order_bytes: usize,
 }
 
 /// The writer's side.
 #[derive(Debug, Default)]
 pub(super) struct LogWriter {
-    segments: VecDeque<Held>,
+    segments: VecDeque<SegmentState>,
     pub(super) head: u64,
-    /// Bytes of the removals in the open segment.
+    /// The bytes of the removed orders in the open segment.
     open_bytes: usize,
     /// Whether a segment was opened or dropped since the last publication.
     pub(super) changed: bool,
@@ -83,18 +83,18 @@ impl LogWriter {
 
     /// Writes the next event. Readers see it once the head is published.
     pub(super) fn push(&mut self, event: Event) {
-        let full = self.segments.back().is_none_or(|open| {
+        let is_full = self.segments.back().is_none_or(|open| {
             self.head - open.segment.base >= SEGMENT_EVENTS as u64
                 || self.open_bytes >= SEGMENT_BYTES
         });
-        if full {
+        if is_full {
             let slots = (0..SEGMENT_EVENTS).map(|_| OnceLock::new()).collect();
             let segment = Arc::new(Segment { base: self.head, slots });
-            self.segments.push_back(Held { segment, order_bytes: 0 });
+            self.segments.push_back(SegmentState { segment, order_bytes: 0 });
             self.open_bytes = 0;
             self.changed = true;
         }
-        if let Some(Held { segment: open, order_bytes }) = self.segments.back_mut() {
+        if let Some(SegmentState { segment: open, order_bytes }) = self.segments.back_mut() {
             let mut block = None;
             if let Event::Added(order) | Event::Held { order, .. } | Event::Removed { order, .. } =
                 &event
@@ -106,40 +106,42 @@ impl LogWriter {
                 self.open_bytes += order.size_bytes();
             }
             let slot = Slot { event, block };
-            let unwritten = open.slots[(self.head - open.base) as usize].set(slot).is_ok();
-            debug_assert!(unwritten, "event {} was written twice", self.head);
+            let was_empty = open.slots[(self.head - open.base) as usize].set(slot).is_ok();
+            debug_assert!(was_empty, "event {} was written twice", self.head);
         }
         self.head += 1;
     }
 
-    /// Whether the log holds at least a whole segment more than `events`.
-    pub(super) fn exceeds(&self, events: usize) -> bool {
-        self.segments.get(1).is_some_and(|second| self.head - second.segment.base >= events as u64)
+    /// Whether the log holds at least a whole segment more than `max_events`.
+    pub(super) fn exceeds(&self, max_events: usize) -> bool {
+        self.segments
+            .get(1)
+            .is_some_and(|second| self.head - second.segment.base >= max_events as u64)
     }
 
-    /// Whether the oldest segment has no event from `seq` on, and is not the open one.
+    /// Whether the oldest segment has no event from `seq` on, and is not the open segment.
     pub(super) fn ends_before(&self, seq: u64) -> bool {
         self.segments.get(1).is_some_and(|second| second.segment.base <= seq)
     }
 
-    /// Drops the oldest segment, but never the open one; returns whether there was one.
+    /// Drops the oldest segment, but never the open one. Returns whether there was one.
     pub(super) fn pop(&mut self, garbage: &mut Garbage) -> bool {
         if self.segments.len() < 2 {
             return false;
         }
         self.changed = true;
-        if let Some(Held { segment, order_bytes }) = self.segments.pop_front() {
+        if let Some(SegmentState { segment, order_bytes }) = self.segments.pop_front() {
             garbage.push(segment, order_bytes);
         }
         true
     }
 
-    /// Makes the segments visible to readers; returns the replaced table, to be dropped without a
-    /// lock.
+    /// Makes the segments visible to readers. Returns the replaced table, which is to be dropped
+    /// without a lock.
     pub(super) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
         std::mem::take(&mut self.changed).then(|| {
             table.swap(Arc::new(LogTable {
-                segments: self.segments.iter().map(|held| Arc::clone(&held.segment)).collect(),
+                segments: self.segments.iter().map(|state| Arc::clone(&state.segment)).collect(),
             }))
         })
     }

@@ -1,5 +1,5 @@
-//! What readers see. They take no lock: each structure is written by one thread at a time, under the
-//! writer's lock ([`crate::pool`]), and published with atomics.
+//! What readers see. Readers take no lock: each structure is written by one thread at a time, under
+//! the writer's lock ([`crate::pool`]), and published with atomics.
 //!
 //! | file | what it is for | without it |
 //! |---|---|---|
@@ -8,15 +8,16 @@
 //! | [`index`] | finds an order by its hash | `get` and `contains` would take the writer's lock |
 //! | [`seen`] | which orders were accepted recently, and which of them may come back | a mined or cancelled order could be accepted again, and audits would fetch what the pool refuses |
 //! | [`heads`] | the last two heads with the numbers of their events | a replay could begin with a head that is above or below its orders |
-//! | [`wake`] | the log's head, and who waits for it to move | readers would poll, or the writer would wake each one itself |
+//! | [`wake`] | the log's head, and the readers that wait for it to move | readers would poll, or the writer would wake each one itself |
 //! | [`publisher`] | the writer's side of log and live pages: their caps, and what to free | log and pages could be freed in the wrong order, and memory would depend on readers |
 //! | [`subscription`] | a reader: the replay, then the log | |
 //!
 //! # The order of publication
-//! The index and the dedupe window; the chain's head; the log; the live pages; then the log's head.
-//! The wake-ups follow without the lock. A reader loads the log's head first and the tables after it,
-//! so the tables contain everything below that head. Memory that a reader may need is never freed
-//! before the log has dropped it, so a reader that is too late is told so ([`Lagged`](crate::Lagged)).
+//! The writer publishes the index and the dedupe window, then the chain's head, the log, the live
+//! pages, and last the log's head. It wakes readers after it has released the lock. A reader loads
+//! the log's head first and the tables after it, so the tables contain everything below that head.
+//! Memory that a reader may need is not freed before the log has dropped it, so a reader that is
+//! too late is told so ([`Lagged`](crate::Lagged)).
 
 mod garbage;
 mod heads;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use alloy_primitives::B256;
 use arc_swap::ArcSwap;
 
-pub use self::subscription::{Ender, Subscription};
+pub use self::subscription::{CloseHandle, Subscription};
 pub(crate) use self::{
     garbage::MAX_GARBAGE_BYTES,
     index::Index,
@@ -46,7 +47,7 @@ use self::{
 };
 use crate::{metrics::Counters, order::Order};
 
-/// Everything that readers see. Written only under the writer's lock.
+/// Everything that readers see. It is written only under the writer's lock.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) wakers: Wakers,
@@ -71,14 +72,16 @@ impl Tables {
         }
     }
 
-    /// The pooled order with this hash, unless it is a bundle whose block has passed. An order that
-    /// is in the pool throughout the call is found: see [`IndexTable`].
+    /// Returns what `show` makes of the pooled order with this hash, unless it is a bundle whose
+    /// block has passed. An order that is in the pool throughout the call is found: see
+    /// [`IndexTable`].
     pub(crate) fn find<T>(&self, hash: &B256, show: impl Fn(&Arc<Order>) -> T) -> Option<T> {
         let live = self.live.load();
-        let is_it = |order: &&Arc<Order>| order.id().hash() == hash && !self.has_passed(order);
-        self.index.find(hash, |seq| live.get(seq).filter(is_it).map(&show))
+        let is_match = |order: &&Arc<Order>| order.id().hash() == hash && !self.has_passed(order);
+        self.index.find(hash, |seq| live.get(seq).filter(is_match).map(&show))
     }
 
+    /// Whether the order is a bundle whose block has passed.
     fn has_passed(&self, order: &Order) -> bool {
         let Order::Bundle(bundle) = order else { return false };
         self.heads

@@ -1,4 +1,4 @@
-//! The writer's side of the log and the live pages: what is written to them, and what they free.
+//! Decides what is written to the log and the live pages, and what they free.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use super::{
 };
 use crate::event::Event;
 
-/// Most pages that one upkeep step rewrites, at about 10 us each.
+/// The most pages that one upkeep step rewrites, at about 10 us each.
 const REWRITES_PER_STEP: usize = 16;
 
-/// Most segments that one publication, or one upkeep step, drops because no reader needs them: when the slowest
-/// one goes there may be a thousand, at up to 50 us each.
+/// The most segments that one publication, or one upkeep step, drops because no reader needs them.
+/// When the slowest reader ends there may be a thousand, at up to 50 us each.
 const DROPS_PER_STEP: usize = 8;
 
-/// Most pieces of garbage that one upkeep step frees, at about 20 us each, outside the lock.
+/// The most pieces of garbage that one upkeep step frees, at about 20 us each, without the lock.
 const FREE_PER_STEP: usize = 64;
 
-/// Writes events and pages. Readers see them after [`Self::publish`].
+/// Writes events and live pages. Readers see them after [`Self::publish`].
 #[derive(Debug)]
 pub(crate) struct Publisher {
     log: LogWriter,
@@ -30,7 +30,8 @@ pub(crate) struct Publisher {
     max_removed_bytes: usize,
 }
 
-/// Dropped after the lock is released, which frees what only the replaced tables still hold.
+/// Tables that were replaced, and garbage. They are dropped after the lock is released, which frees
+/// what only they still hold.
 pub(crate) type Replaced = (Option<Arc<LogTable>>, Option<Arc<LiveTable>>, Vec<Piece>);
 
 impl Publisher {
@@ -44,46 +45,49 @@ impl Publisher {
         }
     }
 
-    /// The sequence number of the next event.
+    /// Returns the sequence number of the next event.
     pub(crate) const fn next_seq(&self) -> u64 {
         self.log.head
     }
 
-    /// The memory of removed orders that readers may still need.
+    /// Returns the memory of removed orders that readers may still need, in bytes.
     pub(crate) const fn removed_bytes(&self) -> usize {
         self.live.removed_bytes
     }
 
+    /// Writes an event that no replay shows.
     pub(crate) fn event(&mut self, event: Event) {
         self.log.push(event);
     }
 
-    /// As [`Self::event`], and replays show it until it is removed.
+    /// Writes an event that replays show until it is removed.
     pub(crate) fn add(&mut self, event: Event) {
         self.live.add(self.next_seq(), event.clone());
         self.event(event);
     }
 
-    /// Replays from the next event on no longer show what was added at `added`.
+    /// Hides the event with sequence number `added` from replays that begin with the next event or
+    /// later.
     pub(crate) fn remove(&mut self, added: u64, size_bytes: usize) {
         self.live.remove(added, self.next_seq(), size_bytes);
     }
 
     /// Makes what was written visible to readers.
     pub(crate) fn publish(&mut self, tables: &Tables) -> Replaced {
-        // Once for each segment, because its cost grows with the number of subscriptions.
+        // Only once for each segment, because the cost of `slowest` grows with the number of
+        // subscriptions.
         let needed = if self.log.changed { tables.wakers.slowest() } else { 0 };
         self.shorten(needed);
         // Each event spends at most one entry, so as many rewrites as events keep pace.
-        let written = self.log.head - tables.wakers.head();
-        self.live.compact(written as usize, self.log.tail(), &mut self.garbage);
+        let events = self.log.head - tables.wakers.head();
+        self.live.compact(events as usize, self.log.tail(), &mut self.garbage);
         let excess = self.garbage.take_excess();
         let replaced = self.swap(tables, excess);
         tables.wakers.publish(self.log.head);
         replaced
     }
 
-    /// One bounded step of upkeep. Returns also whether more is due.
+    /// Runs one bounded step of upkeep. Returns also whether more is due.
     pub(crate) fn upkeep(&mut self, tables: &Tables) -> (Replaced, bool) {
         let shortening = self.shorten(tables.wakers.slowest());
         let compacting = self.live.compact(REWRITES_PER_STEP, self.log.tail(), &mut self.garbage);
@@ -95,8 +99,8 @@ impl Publisher {
         (self.log.publish(&tables.log), self.live.publish(&tables.live), garbage)
     }
 
-    /// Frees some of the segments that no subscription needs, which end below `needed`, and shortens the log
-    /// to its caps; returns whether more are left.
+    /// Frees some of the segments that no subscription needs, which end below `needed`, and
+    /// shortens the log to its caps. Returns whether more are left.
     fn shorten(&mut self, needed: u64) -> bool {
         let mut drops = 0;
         while (drops < DROPS_PER_STEP && self.log.ends_before(needed)
@@ -121,9 +125,9 @@ mod tests {
         read::{Index, SEGMENT_EVENTS, SeenWindow},
     };
 
-    /// A thousand segments went in one hold of the writer's lock.
+    /// A thousand segments were dropped in one hold of the writer's lock.
     #[test]
-    fn what_the_slowest_reader_alone_needed_goes_a_few_segments_at_a_time() {
+    fn the_slowest_readers_segments_are_dropped_a_few_at_a_time() {
         let tables = Tables::new(&Index::new(1), &SeenWindow::new(1));
         let mut publisher = Publisher::new(usize::MAX, usize::MAX);
         let key = ReplacementKey { uuid: Default::default(), signer: Default::default() };

@@ -1,9 +1,9 @@
-//! The dedupe window: which orders were accepted recently, whether or not they are still pooled.
+//! The dedupe window: remembers which orders were accepted recently, whether or not they are still
+//! pooled, for one writer and any number of readers without a lock.
 //!
-//! One writer, any number of readers, no lock. An order is remembered by a 62-bit fingerprint under
-//! a secret key, with its state in the two bits above, so that 2^20 of them take 24 MiB. At that
-//! size two orders are confused with a probability of 2^-42 per look-up, and without the key an
-//! attacker cannot force it.
+//! An order is remembered by a 62-bit fingerprint under a secret key, with its state in the two
+//! bits above, so that 2^20 orders take 24 MiB. At that size a look-up confuses two orders with a
+//! probability of 2^-42, and without the key an attacker cannot force it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +15,7 @@ use alloy_primitives::B256;
 
 const EMPTY: u64 = 0;
 
-/// Bits of a fingerprint in a word; the state of its order is in the bits above.
+/// The bits of a fingerprint in a word. The state of its order is in the bits above.
 const FINGERPRINT_BITS: u32 = 62;
 
 const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
@@ -23,10 +23,10 @@ const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
 /// What happened to an order after it was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeenState {
-    /// It is in the pool, or was removed for good.
+    /// The order is in the pool, or was removed for good.
     Known,
-    /// It was evicted, or it expired: it is accepted if it is inserted again, and a comparison of
-    /// pools should offer it.
+    /// The order was evicted, or it expired. It is accepted if it is inserted again, and a
+    /// comparison of pools should offer it.
     MayReturn,
 }
 
@@ -43,8 +43,8 @@ impl SeenState {
     }
 }
 
-/// A secret key under which hashes are hashed once more. They are keccak hashes already; the key
-/// keeps an attacker from choosing their position.
+/// A secret key under which keccak hashes are hashed once more, so that an attacker cannot choose
+/// their position in a table.
 #[derive(Debug)]
 pub(crate) struct HashKey([u64; 2]);
 
@@ -54,10 +54,11 @@ impl HashKey {
         Self([random.hash_one(1_u8), random.hash_one(2_u8)])
     }
 
-    /// Half of the hash is enough: two hashes with equal halves cost an attacker 2^64 work, for one
-    /// collision.
+    /// Hashes half of the bytes, which is enough: two hashes with equal halves cost an attacker
+    /// 2^64 work, for one collision.
     pub(crate) fn fold(&self, hash: &B256) -> u64 {
-        let word = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| hash[at + byte]));
+        let word =
+            |first: usize| u64::from_be_bytes(std::array::from_fn(|byte| hash[first + byte]));
         let product = u128::from(word(0) ^ self.0[0]) * u128::from(word(16) ^ self.0[1]);
         (product as u64) ^ ((product >> 64) as u64)
     }
@@ -65,9 +66,9 @@ impl HashKey {
 
 /// The readers' side: an open-addressing table, never more than half full.
 ///
-/// All accesses are relaxed: a slot is complete by itself. While the writer moves an entry back
-/// over a removed one, a reader may miss it. At worst a transaction is then fetched once more and
-/// found `Known` at the insert, which the writer decides alone and exactly.
+/// All accesses are relaxed, because a slot is complete by itself. While the writer moves an entry
+/// back over a removed one, a reader may miss it. At worst a transaction is then fetched once more
+/// and found `Known` at the insert, which the writer decides alone and exactly.
 #[derive(Debug)]
 pub(crate) struct SeenTable {
     slots: Box<[AtomicU64]>,
@@ -80,7 +81,7 @@ impl SeenTable {
         Self { slots: (0..len).map(|_| AtomicU64::new(EMPTY)).collect(), key: HashKey::random() }
     }
 
-    /// The state of an order; `None` if it is not remembered.
+    /// Returns the state of an order; `None` if it is not remembered.
     pub(crate) fn state(&self, hash: &B256) -> Option<SeenState> {
         let (_, state) = self.find(self.fingerprint(hash)).ok()?;
         Some(state)
@@ -94,48 +95,49 @@ impl SeenTable {
         fingerprint as usize & (self.slots.len() - 1)
     }
 
-    /// The slot of the fingerprint and its state, or the free slot for it. Terminates because the table is at
-    /// most half full. A reader must not read the slot again: the writer may have moved another entry there.
+    /// Returns the slot of a fingerprint and its state, or the free slot for it. Terminates because
+    /// the table is at most half full. A reader must not read the slot again, because the writer
+    /// may have moved another entry there.
     fn find(&self, fingerprint: u64) -> Result<(usize, SeenState), usize> {
         let mask = self.slots.len() - 1;
-        let mut at = self.home(fingerprint);
-        // The bound only matters to a reader that races a writer's moves.
+        let mut index = self.home(fingerprint);
+        // Only a reader that races the writer's moves can reach the bound.
         for _ in 0..self.slots.len() {
-            match self.slots[at].load(Relaxed) {
-                EMPTY => return Err(at),
+            match self.slots[index].load(Relaxed) {
+                EMPTY => return Err(index),
                 found if found & FINGERPRINT == fingerprint => {
-                    return Ok((at, SeenState::of_word(found)));
+                    return Ok((index, SeenState::of_word(found)));
                 }
-                _ => at = (at + 1) & mask,
+                _ => index = (index + 1) & mask,
             }
         }
-        Err(at)
+        Err(index)
     }
 
     /// Sets the state of an order, if it is remembered.
     fn set(&self, fingerprint: u64, state: SeenState) {
-        if let Ok((at, _)) = self.find(fingerprint) {
-            self.slots[at].store(state.word(fingerprint), Relaxed);
+        if let Ok((index, _)) = self.find(fingerprint) {
+            self.slots[index].store(state.word(fingerprint), Relaxed);
         }
     }
 
-    /// Removes by shifting back, so that no tombstones accumulate.
+    /// Removes a fingerprint by shifting later ones back, so that no tombstones accumulate.
     fn remove(&self, fingerprint: u64) {
         let mask = self.slots.len() - 1;
         let Ok((mut hole, _)) = self.find(fingerprint) else { return };
-        let mut at = hole;
+        let mut index = hole;
         loop {
-            at = (at + 1) & mask;
-            let entry = self.slots[at].load(Relaxed);
+            index = (index + 1) & mask;
+            let entry = self.slots[index].load(Relaxed);
             if entry == EMPTY {
                 break;
             }
             // An entry may move into the hole unless its home slot is after the hole.
-            let from_home = at.wrapping_sub(self.home(entry)) & mask;
-            let from_hole = at.wrapping_sub(hole) & mask;
-            if from_home >= from_hole {
+            let home_distance = index.wrapping_sub(self.home(entry)) & mask;
+            let hole_distance = index.wrapping_sub(hole) & mask;
+            if home_distance >= hole_distance {
                 self.slots[hole].store(entry, Relaxed);
-                hole = at;
+                hole = index;
             }
         }
         self.slots[hole].store(EMPTY, Relaxed);
@@ -147,8 +149,9 @@ impl SeenTable {
 pub(crate) struct SeenWindow {
     pub(crate) table: std::sync::Arc<SeenTable>,
     queue: VecDeque<u64>,
-    /// How many positions in the queue belong to orders that were forgotten early. Never more than
-    /// the queue holds. Not a hash table: to grow one with half a million took 12 ms.
+    /// The number of positions in the queue that belong to orders which were forgotten early, by
+    /// fingerprint. They are never more than the queue holds. It is no hash table, because to grow
+    /// one with half a million took 12 ms.
     vacant: BTreeMap<u64, usize>,
     window: usize,
 }
@@ -163,13 +166,13 @@ impl SeenWindow {
         }
     }
 
-    /// Records what became of an order, if it is remembered.
+    /// Sets the state of an order, if it is remembered.
     pub(crate) fn set(&mut self, hash: &B256, state: SeenState) {
         self.table.set(self.table.fingerprint(hash), state);
     }
 
-    /// Remembers an accepted order; the one accepted the longest ago is forgotten if the window is
-    /// full.
+    /// Remembers an accepted order. If the window is full, the order that was accepted the longest
+    /// ago is forgotten.
     pub(crate) fn insert(&mut self, hash: &B256) {
         let fingerprint = self.table.fingerprint(hash);
         let Err(free) = self.table.find(fingerprint) else { return };
@@ -186,7 +189,7 @@ impl SeenWindow {
         }
     }
 
-    /// Every order that was removed is accepted when it is inserted again.
+    /// Lets every remembered order be inserted again, once it is not in the pool.
     pub(crate) fn let_all_return(&mut self) {
         for slot in &self.table.slots {
             let word = slot.load(Relaxed);
@@ -196,8 +199,8 @@ impl SeenWindow {
         }
     }
 
-    /// Forgets an order early. Its position in the queue stays vacant: if it is inserted again it
-    /// gets a new one.
+    /// Forgets an order early. Its position in the queue stays vacant. If it is inserted again, it
+    /// gets a new position.
     pub(crate) fn forget(&mut self, hash: &B256) {
         let fingerprint = self.table.fingerprint(hash);
         if self.table.find(fingerprint).is_ok() {

@@ -14,10 +14,11 @@ use futures::Stream;
 use super::{Tables, wake::Waiter};
 use crate::{error::Lagged, event::Event};
 
-/// A position in the event log: the pool as it was at one moment, then every later event.
+/// A reader of the pool: the orders at one moment, then every later event.
 ///
-/// It holds a sequence number and no order, so one that is never read keeps no order alive.
-/// Dropping it ends it. It outlives the pool: accepted orders can still be read, then it ends.
+/// It holds a position in the event log and no order, so a subscription that is never read keeps no
+/// order alive. Dropping it ends it. It outlives the pool: accepted orders can still be read, then
+/// it ends.
 ///
 /// ```
 /// use order_pool::{Event, OrderPool, PoolConfig};
@@ -28,7 +29,7 @@ use crate::{error::Lagged, event::Event};
 ///     match next {
 ///         Ok(Event::Added(order)) => println!("{} of {} bytes", order.id(), order.size_bytes()),
 ///         Ok(_) => {}
-///         // Too slow: begin again with what the pool holds now.
+///         // Too slow: begin again with the orders that the pool holds now.
 ///         Err(_lagged) => subscription.resync(),
 ///     }
 /// }
@@ -36,16 +37,16 @@ use crate::{error::Lagged, event::Event};
 /// ```
 ///
 /// Read it as a [`Stream`], with [`Self::blocking`] from a thread, one by one with
-/// [`Self::try_next`], or by reference with [`Self::visit`], which is the fastest by far.
+/// [`Self::try_next`], or by reference with [`Self::visit`], which is by far the fastest.
 #[derive(Debug)]
 pub struct Subscription {
     tables: Arc<Tables>,
     waiter: Arc<Waiter>,
-    /// `None` for all blocks.
+    /// The block that it is for; `None` for all blocks.
     block: Option<u64>,
-    /// The replay shows the pool as of this sequence number, and the log is read from it.
+    /// The replay shows the pool as of this sequence number, and the log is read from it on.
     next: u64,
-    /// While replaying: the next entry.
+    /// The next entry of the replay; `None` once it is finished.
     replay_from: Option<u64>,
     /// The head with which the replay begins.
     replay_head: Option<Arc<Head>>,
@@ -54,14 +55,14 @@ pub struct Subscription {
 impl Subscription {
     pub(crate) fn new(tables: Arc<Tables>, block: Option<u64>) -> Self {
         let waiter = tables.wakers.join();
-        // After it has joined: from here on, the writer frees nothing that this reader needs.
+        // It has joined before, so from here on the writer frees nothing that this reader needs.
         let (next, replay_head) = tables.heads.as_of(|| tables.wakers.head());
         waiter.read_up_to(next);
         Self { tables, waiter, block, next, replay_from: Some(0), replay_head }
     }
 
-    /// Starts again: the head and the live orders of now, then every later event. Use it after
-    /// [`Lagged`].
+    /// Starts again, for instance after [`Lagged`]: the current head and the live orders, then
+    /// every later event.
     pub fn resync(&mut self) {
         (self.next, self.replay_head) = self.tables.heads.as_of(|| self.tables.wakers.head());
         self.replay_from = Some(0);
@@ -73,28 +74,28 @@ impl Subscription {
         self.replay_from.is_some()
     }
 
-    /// How many log events it has not read, those for other blocks included; the rest of a replay
-    /// is not counted.
+    /// Returns the number of log events that it has not read, with those for other blocks, and
+    /// without the rest of a replay.
     pub fn behind(&self) -> u64 {
         self.tables.wakers.head() - self.next
     }
 
-    /// Visits at most `max` events in place: nothing is cloned, so readers do not slow each other,
-    /// and no lock is held meanwhile. Returns how many there were. Fewer than `max` may only mean
-    /// the end of a segment; zero means that there is nothing to read now.
+    /// Visits at most `max` events in place. Nothing is cloned, so readers do not slow each other
+    /// down, and no lock is held meanwhile. Returns the number of visited events. It may be below
+    /// `max` at the end of a segment; zero means that there is nothing to read now.
     ///
-    /// While a call of `visit` lasts, the pool's tables of that moment stay in memory, and with
-    /// them orders that were removed since. A reader that may block for long should use
-    /// [`Self::try_next`] or one of the others instead, which keep only one order alive.
+    /// During a call of `visit` the pool's tables of that moment stay in memory, and with them
+    /// orders that were removed since. A reader that may block for long should use
+    /// [`Self::try_next`] or one of the other methods instead, which keep only one order alive.
     ///
     /// # Errors
-    /// [`Lagged`] if the log has dropped the next event. The next read continues with the oldest
-    /// event in the log, after what is left of a replay, which shows the pool as of that event;
-    /// [`Self::resync`] starts again.
+    /// [`Lagged`] if the log has dropped the next event. The next read continues with the rest of
+    /// the replay, as of the oldest event in the log, and then with that event. [`Self::resync`]
+    /// starts again instead.
     pub fn visit(&mut self, max: usize, mut visit: impl FnMut(&Event)) -> Result<usize, Lagged> {
         let mut count = 0;
-        if let Some(from) = self.replay_from {
-            count = self.visit_replay(from, max, &mut visit)?;
+        if let Some(first) = self.replay_from {
+            count = self.visit_replay(first, max, &mut visit)?;
         }
         while count < max && self.replay_from.is_none() && self.next < self.tables.wakers.head() {
             count += self.visit_log(max - count, &mut visit)?;
@@ -105,18 +106,18 @@ impl Subscription {
 
     fn visit_replay(
         &mut self,
-        from: u64,
+        first: u64,
         max: usize,
         visit: &mut impl FnMut(&Event),
     ) -> Result<usize, Lagged> {
         if max == 0 {
             return Ok(0);
         }
-        // Field by field, so that nothing is cloned: with a reference count that all readers write,
-        // each would wait for the others' caches.
+        // The fields are borrowed one by one, so that nothing is cloned. If all readers wrote one
+        // reference count, each would wait for the others' caches.
         let Self { tables, next, replay_from, replay_head, block, .. } = self;
-        // The live table first: its writer frees an entry only after the log has dropped its
-        // removal, so this table still holds everything that the log covers.
+        // The live table is loaded first. Its writer frees an entry only after the log has dropped
+        // the entry's removal, so this table still holds everything that the log covers.
         let live = tables.live.load();
         skip_to_tail_if_lagged(tables, next, true, tables.log.load().tail())?;
         let mut count = 0;
@@ -124,11 +125,11 @@ impl Subscription {
             count += 1;
             visit(&Event::Head(head));
         }
-        let end = live.visit(*next, from, |seq, event| {
+        let end = live.visit(*next, first, |seq, event| {
             if count == max {
                 return ControlFlow::Break(());
             }
-            // Before the call: if it panics, the order counts as visited.
+            // This is set before the call: if the call panics, the order counts as visited.
             *replay_from = Some(seq + 1);
             if let (Event::Added(order), Some(block)) = (event, *block)
                 && !order.may_go_into(block)
@@ -151,8 +152,8 @@ impl Subscription {
         let table = tables.log.load();
         skip_to_tail_if_lagged(tables, next, false, table.tail())?;
         let mut count = 0;
-        for slot in table.from(*next) {
-            // Slots above the head are written but not published.
+        for slot in table.slots_from(*next) {
+            // Slots from the head on are written but not published.
             if count == max || *next >= head {
                 break;
             }
@@ -165,7 +166,7 @@ impl Subscription {
         Ok(count)
     }
 
-    /// The next event, if there is one now.
+    /// Returns the next event, if there is one now.
     pub fn try_next(&mut self) -> Option<Result<Event, Lagged>> {
         let mut event = None;
         match self.visit(1, |next| event = Some(next.clone())) {
@@ -174,45 +175,46 @@ impl Subscription {
         }
     }
 
-    /// Waits for the next event. `None` once the pool is dropped and everything is read.
+    /// Waits for the next event. Returns `None` once the pool is dropped and everything is read.
     pub fn next_blocking(&mut self) -> Option<Result<Event, Lagged>> {
         self.wait(None)
     }
 
-    /// Waits for the next event for at most `timeout`. `None` also after the time-out.
+    /// Waits for the next event for at most `timeout`. Returns `None` also after the time-out.
     pub fn next_timeout(&mut self, timeout: Duration) -> Option<Result<Event, Lagged>> {
         self.wait(Instant::now().checked_add(timeout))
     }
 
     fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<Event, Lagged>> {
         loop {
-            let closed = self.tables.wakers.is_closed() || self.waiter.is_ended();
+            let is_last = self.is_pool_closed() || self.is_closed();
             if let Some(next) = self.try_next() {
                 return Some(next);
             }
-            if closed || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            if is_last || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return None;
             }
             self.tables.wakers.wait_above(&self.waiter, self.next, deadline);
         }
     }
 
-    /// Whether its [`Ender`] has ended it.
-    pub(crate) fn is_ended(&self) -> bool {
+    /// Whether a [`CloseHandle`] has closed it.
+    pub(crate) fn is_closed(&self) -> bool {
         self.waiter.is_ended()
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    pub(crate) fn is_pool_closed(&self) -> bool {
         self.tables.wakers.is_closed()
     }
 
-    /// A handle that ends this subscription from another thread, for instance to free a thread that
-    /// waits in [`Self::next_blocking`]. Unread events can still be read.
-    pub fn ender(&self) -> Ender {
-        Ender { waiter: Arc::clone(&self.waiter) }
+    /// Returns a handle that closes this subscription from another thread, for instance to free a
+    /// thread that waits in [`Self::next_blocking`].
+    pub fn close_handle(&self) -> CloseHandle {
+        CloseHandle { waiter: Arc::clone(&self.waiter) }
     }
 
-    /// An iterator that blocks its thread for the next event and ends when the pool is dropped.
+    /// Returns an iterator that blocks its thread for the next event and ends when the pool is
+    /// dropped.
     pub fn blocking(&mut self) -> impl Iterator<Item = Result<Event, Lagged>> {
         std::iter::from_fn(|| self.next_blocking())
     }
@@ -224,8 +226,8 @@ impl Drop for Subscription {
     }
 }
 
-/// Moves a reader whose next event the log has dropped to the oldest one. A replay goes on, as of that: the live table has
-/// all that the log covers.
+/// Moves a reader whose next event the log has dropped to the oldest event in the log. A replay
+/// continues as of that event: the live table has everything that the log covers.
 fn skip_to_tail_if_lagged(
     tables: &Tables,
     next: &mut u64,
@@ -251,12 +253,13 @@ impl Stream for Subscription {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            // Before reading: events that were accepted before the end are still returned.
-            let closed = self.tables.wakers.is_closed() || self.waiter.is_ended();
+            // This is read before the event, so that events which were accepted before the end are
+            // returned.
+            let is_last = self.is_pool_closed() || self.is_closed();
             if let Some(next) = self.try_next() {
                 return Poll::Ready(Some(next));
             }
-            if closed {
+            if is_last {
                 return Poll::Ready(None);
             }
             if !self.tables.wakers.poll_above(&self.waiter, self.next, cx) {
@@ -266,15 +269,16 @@ impl Stream for Subscription {
     }
 }
 
-/// See [`Subscription::ender`].
+/// Closes a subscription: see [`Subscription::close_handle`].
 #[derive(Clone, Debug)]
-pub struct Ender {
+pub struct CloseHandle {
     waiter: Arc<Waiter>,
 }
 
-impl Ender {
-    /// Ends the subscription: a waiting reader is woken and gets `None` once everything is read.
-    pub fn end(&self) {
+impl CloseHandle {
+    /// Closes the subscription. A waiting reader is woken. Unread events can still be read, then it
+    /// ends.
+    pub fn close(&self) {
         self.waiter.end();
     }
 }

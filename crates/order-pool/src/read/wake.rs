@@ -1,12 +1,12 @@
 //! Wakes waiting readers; the writer wakes at most one thread, however many wait.
 //!
 //! Each subscription has one [`Waiter`]. A reader that found nothing arms it with the sequence
-//! number that it waits to see exceeded, then looks at the head again; the writer publishes the
-//! head, then looks at the waiters. Each has a `SeqCst` fence between the two, so one of them sees
-//! the other, and no wake-up is lost. The writer wakes tasks itself (a push to their executor's
-//! queue). Of the blocked threads it wakes one, and each thread that wakes up wakes two more before
-//! it returns to its caller: until then it runs only our code, so no stuck caller can break the
-//! chain.
+//! number that the head must exceed, then reads the head again. The writer publishes the head, then
+//! reads the waiters. Each has a `SeqCst` fence between the two, so at least one sees the other,
+//! and no wake-up is lost. The writer wakes tasks itself, which is a push to their executor's
+//! queue. Of the blocked threads it wakes one, and each thread that wakes up wakes two more before
+//! it returns to its caller. Until then it runs only this crate's code, so no stuck caller can
+//! break the chain.
 //!
 //! Loom tries the interleavings: `RUSTFLAGS="--cfg loom" cargo test -p order-pool --lib --release
 //! loom`, with a target directory of its own.
@@ -34,7 +34,7 @@ mod sync {
         time::Duration,
     };
 
-    /// Where one thread sleeps. An unpark before the park makes it return at once.
+    /// Lets one thread sleep. An unpark before the park makes the park return at once.
     pub(super) struct Parker(Thread);
 
     impl Parker {
@@ -52,9 +52,9 @@ mod sync {
     }
 }
 
-/// The same with loom's primitives, so that it can try every interleaving: also that the waker is
-/// taken later than its waiter is disarmed. Loom's own `park` and `AtomicWaker` lose an unpark that
-/// meets a contended lock, so both are built from its locks.
+/// The same with loom's primitives, so that loom can try every interleaving, including that the
+/// waker is taken after its waiter was disarmed. Loom's own `park` and `AtomicWaker` lose an unpark
+/// that meets a contended lock, so both are built from its locks.
 #[cfg(all(test, loom))]
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
@@ -68,7 +68,7 @@ mod sync {
             Self(Mutex::new(false), Condvar::new())
         }
 
-        /// Loom has no time; its tests have no deadline.
+        /// Loom has no time, so its tests have no deadline.
         pub(super) fn park(&self, _: Option<Duration>) {
             let mut unparked = self.0.lock().unwrap();
             while !*unparked {
@@ -104,29 +104,31 @@ mod sync {
     }
 }
 
+/// A waiter that is not armed.
 const IDLE: u64 = u64::MAX;
 
+/// A subscription that may wait for the head to move.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    /// [`IDLE`], or how it waits. Whichever thread swaps it to [`IDLE`] has to wake it.
+    /// [`IDLE`], or an [`Armed`]. The thread that swaps it to [`IDLE`] has to wake the waiter.
     armed: AtomicU64,
-    /// Its reader needs nothing below this sequence number.
+    /// The reader needs nothing below this sequence number.
     position: AtomicU64,
     ended: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// How a waiter waits, in one word: a subscription may be read by a thread and by a task in turn,
-/// and the thread that wakes it must know which of them it woke.
+/// How a waiter waits, in one word. A thread and a task may read a subscription in turn, and the
+/// thread that wakes it must know which of them it woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Armed(u64);
 
 impl Armed {
-    const fn new(above: u64, blocking: bool) -> Self {
-        Self(above << 1 | blocking as u64)
+    const fn new(above: u64, is_blocking: bool) -> Self {
+        Self(above << 1 | is_blocking as u64)
     }
 
-    /// The head it waits to see exceeded.
+    /// Returns the sequence number that the head must exceed.
     const fn above(self) -> u64 {
         self.0 >> 1
     }
@@ -137,21 +139,21 @@ impl Armed {
 }
 
 impl Waiter {
-    fn arm(&self, waker: &Waker, above: u64, blocking: bool) {
+    fn arm(&self, waker: &Waker, above: u64, is_blocking: bool) {
         self.waker.register(waker);
-        self.armed.store(Armed::new(above, blocking).0, SeqCst);
+        self.armed.store(Armed::new(above, is_blocking).0, SeqCst);
         fence(SeqCst);
     }
 
-    /// How it waits, if it does.
+    /// Returns how it waits, if it does.
     fn armed(&self) -> Option<Armed> {
         let word = self.armed.load(SeqCst);
         (word != IDLE).then_some(Armed(word))
     }
 
-    /// Records that its reader needs nothing below `position`.
+    /// Records that the reader needs nothing below `position`.
     pub(crate) fn read_up_to(&self, position: u64) {
-        // A writer that sees it late only keeps memory longer than needed.
+        // If the writer sees it late, it only keeps memory longer than needed.
         self.position.store(position, Relaxed);
     }
 
@@ -159,17 +161,17 @@ impl Waiter {
         self.ended.load(SeqCst)
     }
 
-    /// No more events follow for this waiter. Wakes without disarming: if the writer picked it at
-    /// the same time, it passes the wake-up on.
+    /// Ends the waiter: its reader waits for no more events. Wakes it without disarming it, so if
+    /// the writer picked it at the same time, it passes the wake-up on.
     pub(crate) fn end(&self) {
         self.ended.store(true, SeqCst);
         fence(SeqCst);
-        self.call();
+        self.call_waker();
     }
 
-    /// Foreign code: if it panics (which its panic hook reports), neither its caller nor the readers
-    /// behind it may suffer.
-    fn call(&self) {
+    /// Calls the waker, which is foreign code. If it panics, which its panic hook reports, neither
+    /// the caller nor the next readers may suffer.
+    fn call_waker(&self) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.waker.wake()));
     }
 
@@ -177,15 +179,15 @@ impl Waiter {
         self.armed.swap(IDLE, SeqCst) != IDLE
     }
 
-    /// Wakes it if it waits as `armed` says, for less than `head`. If it has armed itself again
-    /// meanwhile, it has looked at the head since.
+    /// Wakes it if it still waits as `armed` says, and `head` is high enough. If it has armed
+    /// itself again meanwhile, it has read the head since. Returns whether it woke it.
     fn wake(&self, armed: Armed, head: u64) -> bool {
-        let due = armed.above() < head
+        let is_due = armed.above() < head
             && self.armed.compare_exchange(armed.0, IDLE, SeqCst, SeqCst).is_ok();
-        if due {
-            self.call();
+        if is_due {
+            self.call_waker();
         }
-        due
+        is_due
     }
 }
 
@@ -195,7 +197,7 @@ impl Wake for Parker {
     }
 }
 
-/// The head of the log and the waiters for it to move.
+/// The head of the log, and the readers that wait for it to move.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
     head: AtomicU64,
@@ -216,13 +218,13 @@ impl Wakers {
         self.waiters.load().len()
     }
 
-    /// Makes everything written before visible. Called under the writer's lock; [`Self::wake_readers`]
-    /// follows without it.
+    /// Makes everything that was written before visible. The writer calls it under its lock, and
+    /// [`Self::wake_readers`] afterwards without it.
     pub(crate) fn publish(&self, head: u64) {
         self.head.store(head, SeqCst);
     }
 
-    /// Wakes the readers that wait for what was published.
+    /// Wakes the readers that wait for the published events.
     pub(crate) fn wake_readers(&self) {
         fence(SeqCst);
         let head = self.head();
@@ -237,18 +239,19 @@ impl Wakers {
         }
     }
 
-    /// No more events follow: wakes every waiter.
+    /// Closes the pool: no more events follow. Wakes every waiter.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         fence(SeqCst);
-        // As with [`Waiter::end`]. One that arms itself again meanwhile sees that it is closed.
-        self.waiters.load().iter().for_each(|waiter| waiter.call());
+        // Without disarming, as in [`Waiter::end`]. A waiter that arms itself again meanwhile sees
+        // that the pool is closed.
+        self.waiters.load().iter().for_each(|waiter| waiter.call_waker());
     }
 
     pub(crate) fn join(&self) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter {
             armed: AtomicU64::new(IDLE),
-            // Until its reader reports a position, everything is kept.
+            // Everything is kept until the reader reports a position.
             position: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -260,9 +263,9 @@ impl Wakers {
         waiter
     }
 
-    /// The lowest sequence number that some reader may need. Called by the writer alone. A reader
-    /// that joins later begins at the head that is published now or a later one, because each side
-    /// has a fence between what it writes (the head, the list of waiters) and what it reads.
+    /// Returns the lowest sequence number that some reader may need. Only the writer calls it. A
+    /// reader that joins later begins at the head that is published now or at a later one, because
+    /// each side has a fence between its write (the head, the list of waiters) and its read.
     pub(crate) fn slowest(&self) -> u64 {
         fence(SeqCst);
         let positions = self.waiters.load();
@@ -276,36 +279,38 @@ impl Wakers {
         });
     }
 
-    /// Whether there is an event above `seq`, or never will be; if not, the task is woken when that
-    /// changes.
+    /// Returns whether there is an event above `seq`, or never will be. If not, the task is woken
+    /// when that changes.
     pub(crate) fn poll_above(&self, waiter: &Waiter, seq: u64, cx: &Context<'_>) -> bool {
-        let ready = || self.head() > seq || self.is_closed() || waiter.is_ended();
-        if ready() {
+        if self.is_ready(waiter, seq) {
             return true;
         }
         waiter.arm(cx.waker(), seq, false);
-        let ready = ready();
-        if ready {
+        let is_ready = self.is_ready(waiter, seq);
+        if is_ready {
             waiter.disarm();
         }
-        ready
+        is_ready
     }
 
-    /// Blocks this thread until there is an event above `seq`, or never will be, or the deadline
-    /// has passed.
+    fn is_ready(&self, waiter: &Waiter, seq: u64) -> bool {
+        self.head() > seq || self.is_closed() || waiter.is_ended()
+    }
+
+    /// Blocks this thread until there is an event above `seq`, or never will be, or until the
+    /// deadline.
     pub(crate) fn wait_above(&self, waiter: &Waiter, seq: u64, deadline: Option<Instant>) {
-        let ready = || self.head() > seq || self.is_closed() || waiter.is_ended();
-        if ready() {
+        if self.is_ready(waiter, seq) {
             return;
         }
         let parker = Arc::new(Parker::of_this_thread());
         let waker = Waker::from(Arc::clone(&parker));
-        let mut picked = false;
+        let mut was_picked = false;
         loop {
-            // Armed anew in each round: a writer that picked this waiter in an earlier wait, and
-            // was delayed before it woke it, consumes this round's waker.
+            // Armed anew in each round, because a writer that picked this waiter in an earlier
+            // wait, and was delayed before it woke it, consumes this round's waker.
             waiter.arm(&waker, seq, true);
-            if ready() {
+            if self.is_ready(waiter, seq) {
                 break;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -313,17 +318,18 @@ impl Wakers {
                 break;
             }
             parker.park(left);
-            picked |= !waiter.disarm();
+            was_picked |= !waiter.disarm();
         }
-        picked |= !waiter.disarm();
-        // Only a thread that the writer picked passes the wake-up on; the others were woken by
-        // another one.
-        if picked {
-            self.pass_on();
+        was_picked |= !waiter.disarm();
+        // Only a thread that was picked passes the wake-up on. The others were woken by another
+        // thread.
+        if was_picked {
+            self.wake_two();
         }
     }
 
-    fn pass_on(&self) {
+    /// Wakes at most two blocked threads.
+    fn wake_two(&self) {
         let head = self.head();
         let mut left = 2;
         for waiter in self.waiters.load().iter() {
@@ -343,8 +349,8 @@ mod loom_tests {
     use super::*;
     use loom::{model::Builder, thread};
 
-    /// A lost wake-up is a thread that never ends, which loom reports as a deadlock. Two threads are
-    /// tried in every way, three threads up to `preemptions`.
+    /// A lost wake-up is a thread that never ends, which loom reports as a deadlock. Loom tries two
+    /// threads in every interleaving, and three threads up to `preemptions`.
     fn model(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
         let mut builder = Builder::new();
         builder.preemption_bound = preemptions;
@@ -356,10 +362,10 @@ mod loom_tests {
         wakers.wake_readers();
     }
 
-    /// For the first event, which another thread publishes.
+    /// Waits for the first event, which another thread publishes.
     fn wait_as_task_for_a_writer(wakers: &Arc<Wakers>, waiter: &Waiter) {
-        let of_writer = Arc::clone(wakers);
-        let writer = thread::spawn(move || publish(&of_writer, 1));
+        let published = Arc::clone(wakers);
+        let writer = thread::spawn(move || publish(&published, 1));
         let parker = Arc::new(Parker::of_this_thread());
         let waker = Waker::from(Arc::clone(&parker));
         while !wakers.poll_above(waiter, 0, &Context::from_waker(&waker)) {
@@ -412,7 +418,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_ending_a_waiter_that_was_just_picked_does_not_lose_the_others_wake_up() {
+    fn loom_ending_a_picked_waiter_loses_no_other_wake_up() {
         model(Some(4), || {
             let wakers = Arc::new(Wakers::default());
             let (ended, waiter) = (wakers.join(), wakers.join());
@@ -444,10 +450,11 @@ mod loom_tests {
         });
     }
 
-    /// A subscription that a thread has waited on, and that a task waits on now, was taken for a thread:
-    /// the one thread that the writer wakes, and which wakes the others. The others slept on.
+    /// A subscription on which a thread had waited, and on which a task waits now, was taken for a
+    /// thread: for the one thread that the writer wakes, and that wakes the others. The others
+    /// slept on.
     #[test]
-    fn loom_one_that_waits_as_a_thread_and_as_a_task_in_turn_does_not_take_a_threads_wake_up() {
+    fn loom_a_task_that_was_a_thread_takes_no_threads_wake_up() {
         model(Some(4), || {
             let wakers = Arc::new(Wakers::default());
             let waiter = wakers.join();

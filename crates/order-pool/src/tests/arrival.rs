@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::common::{address, bundle, head, nth, variant};
 use crate::arrival::ArrivalClock;
 
-/// The wall clock at each step: it is set back by five seconds, then ahead by an hour, and back.
+/// The wall clock at each step, in seconds: it is set back, then ahead by an hour, and back again.
 const STEPS: [i64; 6] = [0, -5, -4, 3_600, 3_601, 10];
 
 #[test]

@@ -1,17 +1,17 @@
 use order_pool::{BundleParts, InsertOutcome, OrderPool, PoolConfig};
 
 use super::common::{Spec, address, bundle, bundle_for, caller, head, nth, tx};
-use crate::core::{Division, Limits, Size};
+use crate::core::{Limits, ShareCaps, Size};
 
 #[test]
-fn what_one_holder_may_have_is_a_part_of_the_whole() {
+fn the_share_of_a_holder_is_a_part_of_the_cap() {
     let limits = Limits::from(PoolConfig::default());
     let caps = |count, mib: usize| Size { count, bytes: mib << 20 };
-    let Division { half, per_signer, per_caller, per_site, per_front, claims } = limits.bundles;
+    let ShareCaps { half, per_signer, per_caller, per_site, per_front, claims } = limits.bundles;
     assert_eq!((half, per_caller), (caps(10_000, 128), caps(625, 8)));
     assert_eq!((per_site, per_front, claims), (caps(2_500, 32), caps(5_000, 64), 40_000));
     assert_eq!((per_signer.count, per_signer.bytes), (2_000, (256 << 20) / 10));
-    let Division { half, per_caller, .. } = limits.external_txs;
+    let ShareCaps { half, per_caller, .. } = limits.external_txs;
     assert_eq!((half, per_caller), (caps(9_000, 32), caps(562, 2)));
     assert_eq!((limits.keys.half.count, limits.keys.per_caller.count), (32_768, 2_048));
     assert_eq!(limits.dedupe_window, 1 << 20);
@@ -20,15 +20,16 @@ fn what_one_holder_may_have_is_a_part_of_the_whole() {
     assert_eq!((limits.bundles.per_caller.count, limits.keys.per_caller.count), (1, 1));
 }
 
-/// With one hold of the lock for a whole head, bundles that shared transactions stopped the pool for
-/// 14 s.
+/// With one hold of the lock for a whole head, bundles that shared transactions stopped the pool
+/// for 14 s.
 #[test]
-fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
+fn no_hold_of_the_lock_touches_more_than_one_step() {
     let pool = OrderPool::new(PoolConfig::default()).expect("valid");
     pool.on_head(head(10, 0, 0, &[]));
     let shared: Vec<_> = (0..16).map(nth).collect();
     for n in 0..10_000_u64 {
-        // 8,000 around 16 transactions, of which half are for the next block; 2,000 of one sender.
+        // 8,000 bundles share 16 transactions, half of them for the next block; 2,000 have one
+        // sender.
         let txs = match n % 5 {
             4 => vec![tx(Spec { sender: 99, nonce: n, ..Spec::default() })],
             _ => shared.clone(),
@@ -54,14 +55,14 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
     while pool.upkeep() {}
     let stats = pool.stats();
     assert_eq!((pool.len(), stats.mined, stats.stale), (0, 8_000, 20_000));
-    // Each removal may have a second effect: its key is forgotten.
+    // Each removal may have a second effect, because its key is forgotten.
     let most = pool.shared.most_effects.load(std::sync::atomic::Ordering::Relaxed);
     assert!(most <= 256, "{most}");
 }
 
-/// Of all that a reorg puts back each may evict something.
+/// Each order that a reorg puts back may evict another.
 #[test]
-fn a_step_that_puts_back_counts_the_transactions_of_what_it_evicts() {
+fn a_reinsertion_step_counts_the_transactions_that_it_evicts() {
     let pool =
         OrderPool::new(PoolConfig { max_bundles: 320, ..PoolConfig::default() }).expect("valid");
     let insert = |n, first, holder| {
@@ -77,15 +78,16 @@ fn a_step_that_puts_back_counts_the_transactions_of_what_it_evicts() {
     pool.on_head(head(11, 1, 0, &[]));
     let stats = pool.stats();
     assert_eq!((stats.mined, stats.put_back, stats.evicted), (100, 100, 100));
-    // 16 transactions of each, and 16 of the one that it evicts: eight orders, with two effects each.
+    // Each order has 16 transactions, and so has the one that it evicts: eight orders, with two
+    // effects each.
     let most = pool.shared.most_effects.load(std::sync::atomic::Ordering::Relaxed);
     assert!(most <= 16, "{most}");
 }
 
-/// It was looked at once for each of its transactions, with every block that its sender was in: nothing else that was
-/// over was removed, and nothing expired.
+/// Each block with its sender inspected it once for each of its transactions, and meanwhile no
+/// other expired order was removed.
 #[test]
-fn a_bundle_that_goes_without_any_of_its_transactions_is_looked_at_once_for_each_that_ends() {
+fn a_bundle_of_optional_transactions_is_inspected_once_for_each() {
     let pool = OrderPool::new(PoolConfig::default()).expect("valid");
     pool.on_head(head(10, 0, 0, &[]));
     let mut txs: Vec<_> =
@@ -108,7 +110,7 @@ fn a_bundle_that_goes_without_any_of_its_transactions_is_looked_at_once_for_each
         pool.on_nonces(block.head.hash, [(address(99), next_nonce)]);
         (0..).take_while(|_| pool.upkeep()).count()
     };
-    // With each, all transactions but the last have ended.
+    // With the first of these heads, all transactions but the last are stale.
     assert!(steps_of(11, 49) <= 60);
     assert!((12..20).all(|number| steps_of(number, 50 + number) <= 1));
     assert_eq!(pool.len(), 200, "the last transaction is left");

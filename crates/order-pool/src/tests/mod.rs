@@ -1,4 +1,4 @@
-//! Tests that turn limits which are no options. The others are in `tests/`.
+//! Tests that set limits which are no options. The other tests are in `tests/`.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! The pool against a naive model: plain lists and sorted scans, random sequences of operations,
-//! equal after every step.
+//! Compares the pool with a naive model (plain lists and sorted scans) after every step of random
+//! sequences of operations.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet, VecDeque, btree_map::Entry},
@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use self::{ops::*, reader::*, run::*, state::*};
 use super::common::{Spec, address, cancellation, hash, nth, private_from, tx_from, variant};
-use crate::core::{Division, Limits, Size};
+use crate::core::{Limits, ShareCaps, Size};
 
 mod bundles;
 mod heads;
@@ -31,7 +31,7 @@ mod run;
 mod state;
 mod txs;
 
-/// How many a half, one of its holders, and a network may have, and how many claims a half.
+/// The caps on a half, on one of its holders, on a network, and on the claims of a half.
 #[derive(Clone, Copy, Debug)]
 struct Caps {
     half: usize,
@@ -43,7 +43,7 @@ struct Caps {
 }
 
 impl Caps {
-    fn of_holder(self, holder: Holder) -> usize {
+    fn for_holder(self, holder: Holder) -> usize {
         match holder {
             Holder::Host => self.half,
             Holder::Signer(_) => self.signer,
@@ -51,7 +51,7 @@ impl Caps {
         }
     }
 
-    fn of_network(self, holder: Holder) -> usize {
+    fn for_network(self, holder: Holder) -> usize {
         match holder {
             Holder::Caller(IpAddr::V6(_)) => self.site,
             Holder::Forwarded { .. } => self.front,
@@ -60,7 +60,7 @@ impl Caps {
     }
 }
 
-/// One name for all that share a network.
+/// Returns a number for all holders that share a network.
 fn network(holder: Holder) -> Option<u8> {
     match holder {
         Holder::Caller(IpAddr::V6(_)) => Some(6),
@@ -75,7 +75,7 @@ fn holder(n: u8) -> Holder {
     match n {
         0 => Holder::Host,
         1 => Holder::Signer(address(50)),
-        // Three of one /48.
+        // Three holders of one /48.
         2..5 => {
             Holder::caller(Ipv6Addr::new(0x2001, 0xdb8, 1, u16::from(n) << 8, 0, 0, 0, 0).into())
         }
@@ -91,20 +91,20 @@ const MAX_OF_SENDER: usize = 3;
 const EXTERNAL: Caps = Caps { half: 5, signer: 4, caller: 3, site: 4, front: 4, claims: 8 };
 const BUNDLES: Caps = Caps { half: 5, signer: 3, caller: 2, site: 3, front: 3, claims: 7 };
 const KEYS: Caps = Caps { half: 3, signer: 2, caller: 1, site: 2, front: 2, claims: 0 };
-/// Most claims that are kept with what a block takes.
-const MAX_TAKEN_CLAIMS: usize = 4;
+/// The most claims that are kept with an order that a block removed.
+const MAX_RETAINED_CLAIMS: usize = 4;
 const DEDUPE: usize = 40;
 const BLOCKS: usize = 4;
 const RETENTION: u64 = 50;
-/// A copy keeps a transaction longer if that adds as much.
+/// A copy keeps a transaction longer only if that adds as much.
 const LEAST_EXTENSION: u64 = RETENTION / 5;
 const LOG_EVENTS: usize = 64;
 const MAX_AHEAD: u64 = 3;
 /// A reorg may lower the head by as many blocks as are remembered.
 const MAX_KEPT_AHEAD: u64 = MAX_AHEAD + BLOCKS as u64;
-/// What private transactions pay at most, and some of the others.
+/// The fee cap of private transactions, and of some of the others.
 const PRIVATE_FEE: u128 = 19;
-/// The bundle that has no transactions, if it has a key.
+/// The number of the bundle that has no transactions, if it has a key.
 const EMPTY: u64 = 6;
 
 fn limits() -> Limits {
@@ -115,7 +115,7 @@ fn limits() -> Limits {
         ..PoolConfig::default()
     };
     let size = |count: usize| Size { count, bytes: usize::MAX };
-    let division = |Caps { half, signer, caller, site, front, claims }: Caps| Division {
+    let division = |Caps { half, signer, caller, site, front, claims }: Caps| ShareCaps {
         half: size(half),
         per_signer: size(signer),
         per_caller: size(caller),
@@ -153,7 +153,7 @@ proptest! {
             run.step(op);
             run.check();
         }
-        // In the end everyone reads everything.
+        // In the end every reader reads everything.
         for reader in &mut run.readers {
             reader.read(&run.model, run.model.log.len() + reader.replay.len() + 1);
         }

@@ -1,18 +1,18 @@
-//! Resident memory is the process's, and what others freed would hide what is taken here: each test
-//! that uses this is a program of its own.
+//! Measures resident memory, which belongs to the whole process. Memory that other tests freed
+//! would hide what a test takes, so each test that uses this is a program of its own.
 
 use order_pool::{InsertOutcome, OrderPool, Subscription, Transaction};
 pub(crate) use testkit::usage::resident_bytes;
 
 use super::{Spec, tx};
 
-/// The `n`th, paying more than those before it: a full pool takes it for another.
+/// Returns the `n`th transaction. It pays more than those before it, so a full pool accepts it.
 pub(crate) fn rising(n: u64, input_bytes: usize) -> Transaction {
     let fee = 1_000 + u128::from(n);
     tx(Spec { sender: n, max_fee: fee, max_tip: fee, input_bytes, ..Default::default() })
 }
 
-/// Inserts and returns the most that was resident meanwhile.
+/// Inserts transactions, and returns the most bytes that were resident meanwhile.
 pub(crate) fn insert(pool: &OrderPool, range: std::ops::Range<u64>, input_bytes: usize) -> usize {
     let mut most = 0;
     for n in range {
@@ -24,7 +24,7 @@ pub(crate) fn insert(pool: &OrderPool, range: std::ops::Range<u64>, input_bytes:
     most.max(resident_bytes())
 }
 
-/// Reads everything there is; checks that what was missed and what is read are all the events.
+/// Reads everything, and checks that missed and read events are all the events.
 pub(crate) fn read_late(mut reader: Subscription, pool: &OrderPool) {
     let stats = pool.stats();
     let events = stats.inserted + stats.evicted;

@@ -1,4 +1,4 @@
-//! What the tests share: transactions that cost no signing, and heads.
+//! Shared by the tests: transactions that need no signing, and heads.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod memory;
@@ -13,14 +13,14 @@ use order_pool::{
     Transaction,
 };
 
-/// What a test transaction is made of; the rest is the same for all.
+/// The fields of a test transaction. All others are equal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
     pub(crate) sender: u64,
     pub(crate) nonce: u64,
     pub(crate) max_fee: u128,
     pub(crate) max_tip: u128,
-    /// Tells apart transactions that are equal otherwise.
+    /// Distinguishes transactions that are otherwise equal.
     pub(crate) salt: u64,
     pub(crate) input_bytes: usize,
     pub(crate) gas_limit: u64,
@@ -44,7 +44,7 @@ pub(crate) fn address(n: u64) -> Address {
     Address::left_padding_from(&(n + 1).to_be_bytes())
 }
 
-/// The `n`th of up to 256 addresses.
+/// Returns the `n`th of 256 callers.
 pub(crate) fn caller(n: u64) -> Holder {
     Holder::caller([10, 0, 0, n as u8].into())
 }
@@ -57,7 +57,8 @@ pub(crate) fn tx(spec: Spec) -> Transaction {
     tx_from(spec, Origin::Mempool)
 }
 
-/// The pool trusts hash and sender of a recovered transaction, so tests need not sign.
+/// Makes a transaction without signing it: the pool trusts the hash and the sender of a recovered
+/// one.
 pub(crate) fn tx_from(spec: Spec, origin: Origin) -> Transaction {
     let Spec { sender, nonce, max_fee, max_tip, salt, input_bytes, gas_limit } = spec;
     let mut preimage = Vec::new();
@@ -79,46 +80,50 @@ pub(crate) fn tx_from(spec: Spec, origin: Origin) -> Transaction {
     Transaction::new(recovered, origin, SystemTime::UNIX_EPOCH)
 }
 
-/// The `n`th of many plain transactions, all of different senders.
+/// Returns the `n`th of many plain transactions, each of another sender.
 pub(crate) fn nth(n: u64) -> Transaction {
     tx(Spec { sender: n, ..Default::default() })
 }
 
-/// A private transaction, of the same hash as the public one.
+/// Returns a private transaction with the same hash as the public one.
 pub(crate) fn private_from(spec: Spec, terms: PrivateTerms) -> Transaction {
     let tx = tx_from(spec, Origin::Private);
     Transaction::private(tx.recovered().clone(), terms, tx.first_seen())
 }
 
-pub(crate) fn cancellation(key: ReplacementKey, nonce: Option<u64>, by: Holder) -> Cancellation {
-    Cancellation { key, nonce, holder: by, sent_at: None }
+pub(crate) fn cancellation(
+    key: ReplacementKey,
+    nonce: Option<u64>,
+    holder: Holder,
+) -> Cancellation {
+    Cancellation { key, nonce, holder, sent_at: None }
 }
 
-/// The name of an outcome.
+/// Returns the name of an outcome.
 pub(crate) fn variant(outcome: impl Debug) -> String {
     format!("{outcome:?}").split([' ', '(']).next().unwrap_or_default().to_owned()
 }
 
-/// A pool whose clock stands still until the test advances it.
-pub(crate) fn pool_by_hand(config: PoolConfig) -> (OrderPool, Clock) {
+/// Returns a pool whose clock stands still until the test advances it.
+pub(crate) fn pool_with_clock(config: PoolConfig) -> (OrderPool, Clock) {
     let clock = Clock::manual();
     (OrderPool::with_clock(config, clock.clone()).expect("a valid configuration"), clock)
 }
 
 pub(crate) fn pool_with(config: PoolConfig) -> OrderPool {
-    pool_by_hand(config).0
+    pool_with_clock(config).0
 }
 
 pub(crate) fn pool() -> OrderPool {
     pool_with(PoolConfig::default())
 }
 
-/// Until nothing is due.
+/// Runs upkeep until nothing is due.
 pub(crate) fn upkeep(pool: &OrderPool) {
     while pool.upkeep() {}
 }
 
-/// Transactions `range`, each with [`nth`].
+/// Inserts transactions by [`nth`].
 pub(crate) fn insert_all(pool: &OrderPool, range: Range<u64>) {
     for n in range {
         assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added);
@@ -129,25 +134,25 @@ pub(crate) fn bundle(parts: BundleParts) -> Bundle {
     Bundle::new(parts).expect("a valid bundle")
 }
 
-/// A bundle without a key.
+/// Returns a bundle without a key.
 pub(crate) fn bundle_for(block: u64, txs: Vec<Transaction>, holder: Holder) -> Bundle {
     bundle(BundleParts { txs, block: Some(block), holder, ..Default::default() })
 }
 
-/// A block whose hash tells its number and its fork.
+/// Returns a block whose hash is that of its number and its fork.
 pub(crate) fn head(number: u64, fork: u64, parent_fork: u64, mined: &[B256]) -> Block {
     let (hash, parent) = (hash(number << 8 | fork), hash((number - 1) << 8 | parent_fork));
     Block::new(Head { timestamp: number * 12, ..Head::new(number, hash, parent) }, mined)
 }
 
-/// Everything that can be read now but heads, as short words: `+hash` and `-hash`.
+/// Reads all events that are available now, without heads, as short texts: `+hash` and `-hash`.
 pub(crate) fn journal(subscription: &mut Subscription) -> Vec<String> {
     let mut all = journal_with_heads(subscription);
     all.retain(|line| !line.starts_with("head "));
     all
 }
 
-/// Everything that can be read now, heads too.
+/// Reads all events that are available now, with heads.
 pub(crate) fn journal_with_heads(subscription: &mut Subscription) -> Vec<String> {
     std::iter::from_fn(|| subscription.try_next())
         .map(|event| match event {

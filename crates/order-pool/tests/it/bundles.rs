@@ -1,5 +1,5 @@
-//! Bundles: their blocks, and how many keys and cancellations there may be. What replaces and cancels what is compared
-//! with a model, in `src/tests/model/`.
+//! Bundles: their blocks, and the limits on keys and cancellations. Replacements and cancellations
+//! are compared with a model, in `src/tests/model/`.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,34 +16,34 @@ use crate::common::{
 
 const SEARCHER: u64 = 1;
 
-/// A pool that knows block 10, which contains the first transaction.
+/// Returns a pool with head 10, which contains the first transaction.
 fn pool_at_10() -> OrderPool {
     let pool = pool();
     pool.on_head(head(10, 0, 0, &[*nth(1).hash()]));
     pool
 }
 
-/// A bundle of the key with this nonce; `n` tells its content.
+/// Returns a bundle of the key with this nonce and the `n`th transaction.
 fn keyed(n: u64, signer: u64, nonce: Option<u64>) -> Bundle {
     bundle(BundleParts {
         txs: vec![nth(n)],
         uuid: Some(Uuid::from_u128(7)),
         signer: Some(address(signer)),
         replacement_nonce: nonce,
-        // What leaves its nonce to the pool is placed by this.
+        // The pool assigns a nonce by this time.
         first_seen: Some(SystemTime::UNIX_EPOCH),
         ..Default::default()
     })
 }
 
-/// For a block.
+/// Returns the same bundle for a block.
 fn keyed_for(n: u64, block: u64, nonce: Option<u64>) -> Bundle {
     bundle(BundleParts { block: Some(block), ..keyed(n, SEARCHER, nonce).parts().clone() })
 }
 
 #[test]
-fn what_is_for_no_block_to_come_or_too_long_is_refused_with_both_numbers() {
-    let of = |txs: &[u64], block| {
+fn orders_for_an_impossible_block_are_refused_with_value_and_limit() {
+    let bundle_with = |txs: &[u64], block| {
         Order::Bundle(bundle_for(block, txs.iter().map(|n| nth(*n)).collect(), Holder::Host))
     };
     let private = |max_block| {
@@ -53,25 +53,24 @@ fn what_is_for_no_block_to_come_or_too_long_is_refused_with_both_numbers() {
     let too_far = RejectReason::BlockTooFar { value: 75, limit: 74 };
     let many: Vec<u64> = (2..103).collect();
     for (order, reason) in [
-        (of(&[2], 10), passed),
-        (of(&[2], 75), too_far),
+        (bundle_with(&[2], 10), passed),
+        (bundle_with(&[2], 75), too_far),
         (private(10), passed),
         (private(75), too_far),
-        (of(&[2, 1], 11), RejectReason::TxMined { index: 1, hash: *nth(1).hash() }),
-        (of(&many, 11), RejectReason::TooMany { field: "txs", value: 101, limit: 100 }),
+        (bundle_with(&[2, 1], 11), RejectReason::TxMined { index: 1, hash: *nth(1).hash() }),
+        (bundle_with(&many, 11), RejectReason::TooMany { field: "txs", value: 101, limit: 100 }),
     ] {
         assert_eq!(pool_at_10().insert(order, None), InsertOutcome::Rejected(reason));
     }
     assert_eq!(passed.to_string(), "blockNumber is 10, the lowest that is not built yet is 11");
 }
 
-/// Which message of a key wins is compared with the model; what a reorg brings back was sent when
-/// it was.
+/// A bundle that a reorg puts back keeps the time at which it was sent.
 #[test]
-fn a_message_without_a_nonce_is_superseded_by_a_later_one_with_both_times_after_a_reorg_too() {
+fn a_later_message_supersedes_one_without_a_nonce_after_a_reorg_too() {
     const MICROS: u64 = 1_000_000;
-    let sent = |n, at| {
-        let first_seen = Some(SystemTime::UNIX_EPOCH + Duration::from_micros(MICROS + at));
+    let sent = |n, micros| {
+        let first_seen = Some(SystemTime::UNIX_EPOCH + Duration::from_micros(MICROS + micros));
         bundle(BundleParts { first_seen, ..keyed_for(n, 13, None).parts().clone() })
     };
     let superseded = InsertOutcome::Superseded { nonce: MICROS + 4, current: MICROS + 5 };
@@ -85,7 +84,7 @@ fn a_message_without_a_nonce_is_superseded_by_a_later_one_with_both_times_after_
 }
 
 #[test]
-fn what_another_pool_has_replaced_ends_here_although_its_successor_is_refused() {
+fn supersede_removes_a_bundle_whose_successor_is_refused() {
     let pool = pool_at_10();
     let holder = caller(1);
     let (key, refused) =
@@ -95,21 +94,21 @@ fn what_another_pool_has_replaced_ends_here_although_its_successor_is_refused() 
     }
     assert_eq!(variant(pool.insert_bundle(refused)), "Rejected");
     pool.supersede(key, 12, 1, holder);
-    assert_eq!(pool.len(), 2, "it is no older one");
+    assert_eq!(pool.len(), 2, "the nonce is not higher");
     pool.supersede(key, 12, 2, holder);
-    assert_eq!(pool.len(), 1, "that of the other block stays");
+    assert_eq!(pool.len(), 1, "the other block's bundle stays");
     let late = InsertOutcome::Superseded { nonce: 1, current: 2 };
     assert_eq!(pool.insert_bundle(keyed_for(3, 12, Some(1))), late);
-    // It comes again, from another machine, after a reorg.
+    // After a reorg another machine sends it again.
     pool.on_head(head(10, 1, 0, &[]));
     assert_eq!(pool.insert_bundle(keyed_for(1, 12, Some(2))), InsertOutcome::Added);
     assert_eq!(variant(pool.insert_bundle(keyed_for(3, 12, Some(2)))), "Superseded");
 }
 
-/// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,
-/// made the pool forget what others had cancelled.
+/// 70,000 cancellations of one signer were published to every subscriber and, like those of 66,000
+/// fresh keys, made the pool forget the cancellations of others.
 #[test]
-fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() {
+fn cancellations_of_unknown_keys_neither_fill_the_log_nor_displace_others() {
     let pool = pool();
     let key = |signer, n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(signer) };
     for signer in 0..100 {
@@ -121,19 +120,19 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
         let cancelled = pool.cancel_bundle(cancellation(key(666, n), None, caller(1)));
         assert_eq!(cancelled, CancelOutcome::Cancelled { removed: 0 });
     }
-    // Nor is one key that is cancelled again and again.
+    // One key is cancelled again and again.
     for nonce in 0..10_000 {
         pool.cancel_bundle(cancellation(key(667, 1), Some(nonce), caller(2)));
     }
-    // The first ones are told, and told as forgotten when the later ones push them out.
-    let told = journal(&mut subscription);
-    assert_eq!(told.len(), 3 * MAX_UNKNOWN_CANCELLATIONS, "{:?}", told.last());
-    // Those that were not told count all the same.
+    // The first ones are published, and are published as forgotten when later ones displace them.
+    let events = journal(&mut subscription);
+    assert_eq!(events.len(), 3 * MAX_UNKNOWN_CANCELLATIONS, "{:?}", events.last());
+    // Cancellations that were not published take effect too.
     let uuid = Some(Uuid::from_u128(69_999));
     let late = BundleParts { uuid, ..keyed(1, 666, None).parts().clone() };
     let late = pool.insert_bundle(bundle(late));
     assert_eq!(late, InsertOutcome::CancelledPermanently);
-    // That of a bundle which was here is told, however many there were.
+    // The cancellation of a pooled bundle is published, however many there were before.
     let parts = keyed(1, 668, Some(1)).parts().clone();
     pool.insert_bundle(bundle(BundleParts { holder: caller(1), ..parts }));
     pool.cancel_bundle(cancellation(key(668, 7), None, caller(1)));
@@ -141,17 +140,17 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
     for signer in 10_000..76_000 {
         pool.cancel_bundle(cancellation(key(signer, 1), None, caller(3)));
     }
-    let told = journal(&mut subscription).len();
-    assert_eq!(told, 2 * MAX_UNKNOWN_CANCELLATIONS, "fresh keys of a caller count together");
+    let events = journal(&mut subscription).len();
+    assert_eq!(events, 2 * MAX_UNKNOWN_CANCELLATIONS, "fresh keys of a caller count together");
     for signer in 0..100 {
         let again = pool.cancel_bundle(cancellation(key(signer, 1), None, caller(4)));
-        assert_eq!(again, CancelOutcome::CancelledPermanently, "others' are remembered");
+        assert_eq!(again, CancelOutcome::CancelledPermanently, "those of others are remembered");
     }
 }
 
-/// A cancellation removes all of them in one hold of the lock.
+/// A cancellation removes the bundles of all blocks in one hold of the lock.
 #[test]
-fn a_key_has_no_more_blocks_than_may_be_ahead_while_no_head_is_known() {
+fn without_a_head_a_key_has_a_bounded_number_of_blocks() {
     let pool = pool();
     for block in 1..=64 {
         assert_eq!(pool.insert_bundle(keyed_for(1, block, Some(1))), InsertOutcome::Added);

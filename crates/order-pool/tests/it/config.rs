@@ -6,7 +6,7 @@ use order_pool::{ConfigError, MAX_COUNT, MIN_TX_BYTES, OrderPool, PoolConfig};
 
 type Field = fn(&mut PoolConfig) -> &mut usize;
 
-/// Every field that is a count, and the least it may be.
+/// Every field that is a count, with its lower bound.
 const COUNTS: [(&str, usize, Field); 8] = [
     ("max_txs", 1, |config| &mut config.max_txs),
     ("max_tx_bytes", MIN_TX_BYTES, |config| &mut config.max_tx_bytes),
@@ -25,18 +25,21 @@ fn with(field: Field, value: usize) -> PoolConfig {
 }
 
 #[test]
-fn a_count_out_of_its_bounds_is_refused_with_both() {
-    for (field, least, of) in COUNTS {
+fn a_count_out_of_bounds_is_refused_with_value_and_bound() {
+    for (field, least, accessor) in COUNTS {
         let small = ConfigError::TooSmall { field, value: least - 1, least };
         let large = ConfigError::TooLarge { field, value: MAX_COUNT + 1, most: MAX_COUNT };
         for (value, expected) in [(least - 1, small), (MAX_COUNT + 1, large)] {
-            assert_eq!(OrderPool::new(with(of, value)).expect_err("no pool comes of it"), expected);
+            assert_eq!(
+                OrderPool::new(with(accessor, value)).expect_err("it is out of bounds"),
+                expected
+            );
         }
     }
 }
 
 #[test]
-fn orders_must_be_kept_for_some_time_and_the_log_may_hold_no_bytes() {
+fn a_zero_retention_is_refused_and_zero_log_bytes_are_allowed() {
     let config = PoolConfig { tx_retention: Duration::ZERO, ..PoolConfig::default() };
     let expected = ConfigError::ZeroDuration { field: "tx_retention" };
     assert_eq!(config.validate(), Err(expected.clone()));
@@ -45,18 +48,22 @@ fn orders_must_be_kept_for_some_time_and_the_log_may_hold_no_bytes() {
 }
 
 #[test]
-fn the_bound_on_memory_grows_with_each_limit_and_does_not_overflow() {
+fn the_memory_bound_grows_with_each_limit_and_does_not_overflow() {
     let bound = PoolConfig::default().memory_bound_bytes();
-    for (field, _, of) in COUNTS {
-        // Their bytes bound them, and so many remembered orders are counted anyway.
+    for (field, _, accessor) in COUNTS {
+        // The bytes bound the transactions, and the least dedupe window is counted anyway.
         let is_bounded_otherwise = field == "max_txs";
-        let value = *of(&mut PoolConfig::default()) * 2;
-        assert_eq!(with(of, value).memory_bound_bytes() > bound, !is_bounded_otherwise, "{field}");
+        let value = *accessor(&mut PoolConfig::default()) * 2;
+        assert_eq!(
+            with(accessor, value).memory_bound_bytes() > bound,
+            !is_bounded_otherwise,
+            "{field}"
+        );
     }
-    // From 524,288 on, twice as many remembered orders cost more.
+    // From 524,288 transactions on, the dedupe window is larger.
     let many = PoolConfig { max_txs: 1 << 20, ..PoolConfig::default() };
     assert!(many.memory_bound_bytes() > bound);
     let mut most = PoolConfig::default();
-    COUNTS.iter().for_each(|(_, _, of)| *of(&mut most) = usize::MAX);
+    COUNTS.iter().for_each(|(_, _, accessor)| *accessor(&mut most) = usize::MAX);
     assert_eq!(most.memory_bound_bytes(), usize::MAX);
 }

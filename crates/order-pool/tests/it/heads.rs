@@ -1,4 +1,4 @@
-//! Heads in the event stream: where they stand among the removals, and what a new reader is told.
+//! Heads: their place among the events, and reorgs.
 
 use std::collections::HashSet;
 
@@ -12,10 +12,10 @@ fn pool() -> OrderPool {
     pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() })
 }
 
-/// A transaction that lost its nonce to a block, and was too large to be kept beside it, must not
-/// stay known once that block is undone: nobody could bring it in again.
+/// A transaction that lost its nonce to a block and was too large to be kept must not stay known
+/// once the block is undone, or nobody could insert it again.
 #[test]
-fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
+fn an_order_too_large_to_keep_for_a_reorg_may_return() {
     let pool = pool();
     // One byte more than the 64 MiB that are kept.
     let large = || tx(Spec { sender: 1, input_bytes: 64 << 20, ..Default::default() });
@@ -26,14 +26,15 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     pool.on_nonces(old.head.hash, [(address(1), 1)]);
     assert!(pool.is_empty());
     pool.on_head(head(2, 1, 0, &[]));
-    assert_eq!(pool.stats().rejected, 1, "it is known that it is not back");
+    assert_eq!(pool.stats().rejected, 1, "the loss is counted");
     assert_eq!(pool.status(large().hash()), OrderStatus::Unknown, "an audit must offer it");
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
 }
 
-/// Of older ones the bytes would be full, and each time that a caller sends one it would be noted as dropped.
+/// Transactions of older blocks would fill the store, and be noted as dropped each time that a
+/// caller sends them.
 #[test]
-fn a_transaction_that_came_late_is_kept_with_one_of_the_newest_eight_blocks_alone() {
+fn a_late_transaction_is_kept_for_the_newest_eight_blocks() {
     for (latest, is_kept) in [(9, true), (10, false)] {
         let (pool, late) = (pool(), nth(1));
         pool.on_head(head(1, 0, 0, &[]));
@@ -45,9 +46,9 @@ fn a_transaction_that_came_late_is_kept_with_one_of_the_newest_eight_blocks_alon
     }
 }
 
-/// Nine addresses send large bundles with one transaction, which one of them then has mined.
+/// Nine addresses send large bundles around one transaction, which one of them then has mined.
 #[test]
-fn a_transaction_comes_back_with_its_block_however_many_bundles_the_block_ended() {
+fn a_reorg_puts_a_transaction_back_beside_many_invalidated_bundles() {
     let pool = pool();
     let private = private_from(Spec::default(), PrivateTerms { signer: None, max_block: 5 });
     pool.on_head(head(1, 0, 0, &[]));
@@ -61,15 +62,15 @@ fn a_transaction_comes_back_with_its_block_however_many_bundles_the_block_ended(
     upkeep(&pool);
     assert!(pool.is_empty());
     pool.on_head(head(2, 1, 0, &[]));
-    assert!(pool.contains(private.hash()), "nobody else has it");
+    assert!(pool.contains(private.hash()), "nobody else can send it");
 }
 
-/// The upkeep looked at the first of them for ever, and removed nothing that is over.
+/// Upkeep inspected the first bundle for ever, and removed no other one.
 #[test]
-fn a_block_that_comes_back_ends_bundles_once_its_nonces_are_told_again() {
+fn a_returned_block_invalidates_bundles_once_its_nonces_are_applied_again() {
     let (txs, nonces) = (|| (0..500).map(nth), || (0..500).map(|n| (address(n), 1)));
     let mined: Vec<_> = txs().map(|tx| *tx.hash()).collect();
-    // Also a node that takes back what it has said of a block.
+    // Also with a node that reports a block first with transactions and then without.
     for mined in [&[], &mined[..]] {
         let (pool, block) = (pool(), |mined| head(11, 0, 0, mined));
         pool.on_head(head(10, 0, 0, &[]));
@@ -91,10 +92,10 @@ fn a_block_that_comes_back_ends_bundles_once_its_nonces_are_told_again() {
     }
 }
 
-/// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing
-/// that the blocks up to N contain.
+/// Readers begin at any moment while heads arrive. A reader that has read head N holds no
+/// transaction of the blocks up to N.
 #[test]
-fn readers_that_race_the_heads_never_hold_what_their_head_has_mined() {
+fn a_reader_that_saw_a_head_holds_none_of_its_transactions() {
     const BLOCKS: u64 = 60;
     let pool = pool();
     let txs = |block: u64| (block * 4..block * 4 + 4).map(|n| *nth(n).hash()).collect::<Vec<_>>();

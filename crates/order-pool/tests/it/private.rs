@@ -1,4 +1,5 @@
-//! Private transactions: cancelled by their sender alone, within the shares of their holders and the funds of their senders.
+//! Private transactions: only their signer cancels them, within the shares of their holders and the
+//! funds of their senders.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,81 +12,90 @@ use order_pool::{
 };
 
 use crate::common::{
-    Spec, address, bundle, caller, head, journal, journal_with_heads, nth, pool_by_hand,
+    Spec, address, bundle, caller, head, journal, journal_with_heads, nth, pool_with_clock,
     private_from, tx_from, upkeep, variant,
 };
 
 fn pool(config: PoolConfig) -> (OrderPool, Clock) {
-    let (pool, clock) = pool_by_hand(config);
+    let (pool, clock) = pool_with_clock(config);
     pool.on_head(head(10, 0, 0, &[]));
     (pool, clock)
 }
 
-/// A private transaction, sent by a signer at a time.
-fn sent(sender: u64, signer: u64, at: SystemTime) -> Transaction {
+/// Returns a private transaction that a signer sent at a time.
+fn sent(sender: u64, signer: u64, sent_at: SystemTime) -> Transaction {
     let terms = PrivateTerms { signer: Some(address(signer)), max_block: 20 };
-    Transaction::private(nth(sender).recovered().clone(), terms, at)
+    Transaction::private(nth(sender).recovered().clone(), terms, sent_at)
 }
 
-/// Keys are free: by signer they filled everybody's log, and what others had cancelled was forgotten.
+/// Keys cost nothing. Counted by signer, cancellations filled the log, and those of others were
+/// forgotten.
 #[test]
-fn cancellations_of_fresh_keys_displace_nobody_elses_and_fill_nobodys_log() {
+fn cancellations_by_fresh_signers_neither_fill_the_log_nor_displace_others() {
     let (pool, _) = pool(PoolConfig::default());
     let sent_at = SystemTime::now();
     let cancel = |n: u64, signer, holder| {
         pool.cancel_private(&B256::left_padding_from(&n.to_be_bytes()), signer, holder, sent_at)
     };
     pool.cancel_private(nth(1).hash(), address(7), caller(0), sent_at);
-    let mut told = pool.subscribe_all();
-    journal(&mut told);
-    // More than are remembered, of one caller and of 255.
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    // One caller, and then 255 callers, send more than are remembered.
     (0..20_000).for_each(|n| _ = cancel(n, address(1_000 + n), caller(1)));
-    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS);
+    assert_eq!(journal(&mut subscription).len(), MAX_UNKNOWN_CANCELLATIONS);
     assert_eq!(pool.stats().keys_forgotten, 0);
     (0..20_000).for_each(|n| _ = cancel(n, address(30_000 + n), caller(1 + n % 255)));
-    assert!(pool.stats().keys_forgotten > 8_000, "what is displaced is counted");
+    assert!(pool.stats().keys_forgotten > 8_000, "displaced cancellations are counted");
     let insert = |signer| variant(pool.insert_transaction(sent(1, signer, sent_at)));
     assert_eq!((insert(7), insert(8).as_str()), ("Superseded".to_owned(), "Added"));
 }
 
 #[test]
-fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or_forgotten() {
+fn a_cancellation_that_overtakes_its_transaction_refuses_it() {
     let (pool, clock) = pool(PoolConfig::default());
     let now = SystemTime::now();
-    let at = |seconds| now + Duration::from_secs(seconds);
+    let after = |seconds| now + Duration::from_secs(seconds);
     let cancel =
-        |n, seconds| pool.cancel_private(nth(n).hash(), address(7), Holder::Host, at(seconds));
+        |n, seconds| pool.cancel_private(nth(n).hash(), address(7), Holder::Host, after(seconds));
     let insert =
-        |n, signer, seconds| variant(pool.insert_transaction(sent(n, signer, at(seconds))));
+        |n, signer, seconds| variant(pool.insert_transaction(sent(n, signer, after(seconds))));
     assert_eq!(cancel(1, 100), CancelPrivateOutcome::Unknown);
     assert_eq!(insert(1, 7, 100), "Superseded");
     assert_eq!(insert(1, 8, 100), "Added", "of another signer");
     assert_eq!(cancel(2, 100), CancelPrivateOutcome::Unknown);
     assert_eq!(insert(2, 7, 101), "Added", "sent again");
-    // The first cancellation once more, as another machine publishes it.
-    let mut late = pool.subscribe_all();
+    // The first cancellation is sent again, as another machine publishes it.
+    let mut late_subscription = pool.subscribe_all();
     assert_eq!(cancel(2, 100), CancelPrivateOutcome::Unknown);
     assert_eq!(cancel(2, 99), CancelPrivateOutcome::Unknown);
     let orders = [1, 2].map(|n| [format!("x{}", nth(n).hash()), format!("+tx {}", nth(n).hash())]);
-    assert_eq!(journal(&mut late), orders.concat(), "a new subscriber is told, nobody twice");
+    assert_eq!(
+        journal(&mut late_subscription),
+        orders.concat(),
+        "a new subscriber reads each once"
+    );
     assert_eq!(cancel(2, 101), CancelPrivateOutcome::Cancelled);
     clock.advance(CANCELLATION_RETENTION);
     upkeep(&pool);
     assert_eq!(insert(2, 7, 101), "Added");
-    assert_eq!(journal(&mut pool.subscribe_all()).len(), 2, "no cancellation is told any more");
-    // A signer cannot fill the log with what nobody has.
-    let mut told = pool.subscribe_all();
-    journal(&mut told);
+    assert_eq!(journal(&mut pool.subscribe_all()).len(), 2, "no cancellation is replayed any more");
+    // A signer cannot fill the log with cancellations of unknown transactions.
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
     (1_000..3_000).for_each(|n| _ = cancel(n, 100));
-    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER);
-    assert_eq!(cancel(2, 200), CancelPrivateOutcome::Cancelled, "what is here");
-    assert_eq!(journal(&mut told).len(), 2);
+    assert_eq!(journal(&mut subscription).len(), MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER);
+    assert_eq!(
+        cancel(2, 200),
+        CancelPrivateOutcome::Cancelled,
+        "a pooled transaction is cancelled"
+    );
+    assert_eq!(journal(&mut subscription).len(), 2);
 }
 
-/// Those of transactions that were here counted too: after 64 of them a caller could cancel nothing that another machine of
-/// a fleet held.
+/// Cancellations of pooled transactions counted too: after 64 of them a caller could not cancel a
+/// transaction of another machine of a fleet.
 #[test]
-fn cancellations_of_what_was_here_do_not_count_as_unknown() {
+fn cancellations_of_pooled_transactions_do_not_count_as_unknown() {
     let (pool, _) = pool(PoolConfig::default());
     let now = SystemTime::now();
     let cancel = |n: u64| pool.cancel_private(nth(n).hash(), address(7), caller(1), now);
@@ -93,24 +103,26 @@ fn cancellations_of_what_was_here_do_not_count_as_unknown() {
         pool.insert_transaction(sent(n, 7, now).held_by(caller(1)));
         assert_eq!(cancel(n), CancelPrivateOutcome::Cancelled);
     }
-    let mut told = pool.subscribe_all();
-    journal(&mut told);
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
     assert_eq!(cancel(9_999), CancelPrivateOutcome::Unknown);
-    assert_eq!(journal(&mut told), [format!("x{}", nth(9_999).hash())]);
+    assert_eq!(journal(&mut subscription), [format!("x{}", nth(9_999).hash())]);
 }
 
-/// Those of the last 15 minutes, which a builder of a fleet reads when it starts, took the place of new ones for a minute: a
-/// transaction that came after its cancellation was there.
+/// The cancellations of the last 15 minutes, which a builder of a fleet reads when it starts,
+/// displaced new ones for a minute: a transaction that arrived after its cancellation was accepted.
 #[test]
-fn a_cancellation_of_more_than_a_minute_ago_is_not_remembered() {
+fn a_cancellation_older_than_a_minute_is_not_remembered() {
     let (pool, clock) = pool(PoolConfig::default());
     let now = SystemTime::now();
-    let cancel = |n, at| pool.cancel_private(nth(n).hash(), address(7), Holder::Host, at);
-    let insert = |n, at| variant(pool.insert_transaction(sent(n, 7, at)));
+    let cancel = |n, cancelled_at| {
+        pool.cancel_private(nth(n).hash(), address(7), Holder::Host, cancelled_at)
+    };
+    let insert = |n, sent_at| variant(pool.insert_transaction(sent(n, 7, sent_at)));
     let before = now - CANCELLATION_RETENTION;
     (1_000..1_200).for_each(|n| _ = cancel(n, before));
     assert_eq!(insert(1, before), "Added");
-    assert_eq!(cancel(1, before), CancelPrivateOutcome::Cancelled, "what is here");
+    assert_eq!(cancel(1, before), CancelPrivateOutcome::Cancelled, "it is pooled");
     assert_eq!(cancel(2, now), CancelPrivateOutcome::Unknown);
     assert_eq!(insert(2, now), "Superseded");
     let earlier = now - CANCELLATION_RETENTION + Duration::from_secs(30);
@@ -121,26 +133,27 @@ fn a_cancellation_of_more_than_a_minute_ago_is_not_remembered() {
     assert_eq!((insert(3, earlier).as_str(), insert(2, now)), ("Added", "Superseded".to_owned()));
 }
 
-/// The machine that vouched for it counts it for nobody; the builders of its fleet know who has sent it alone.
+/// The machine that vouches for a transaction counts it for nobody. The builders of its fleet count
+/// it for its senders, and know only those that it publishes.
 #[test]
-fn subscribers_are_told_who_else_has_sent_a_transaction_that_the_host_vouched_for_until_it_is_public()
- {
+fn further_senders_of_a_vouched_transaction_are_published_until_it_is_public() {
     let (pool, _) = pool(PoolConfig::default());
-    let by = |origin, n| tx_from(Spec::default(), origin).held_by(caller(n));
-    pool.insert_transaction(by(Origin::Rpc, 1).vouched_for());
-    let mut told = pool.subscribe_all();
-    journal(&mut told);
-    pool.insert_transaction(by(Origin::Rpc, 1));
-    assert_eq!(journal(&mut told).len(), 0);
-    pool.insert_transaction(by(Origin::Rpc, 2));
-    pool.insert_transaction(by(Origin::Mempool, 0));
-    pool.insert_transaction(by(Origin::Rpc, 3));
-    let told = journal(&mut told);
-    assert!(told[0].starts_with("Held") && told[1].starts_with("BecamePublic"), "{told:?}");
-    assert_eq!(told.len(), 2);
+    let sent_by = |origin, n| tx_from(Spec::default(), origin).held_by(caller(n));
+    pool.insert_transaction(sent_by(Origin::Rpc, 1).vouched_for());
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    pool.insert_transaction(sent_by(Origin::Rpc, 1));
+    assert_eq!(journal(&mut subscription).len(), 0);
+    pool.insert_transaction(sent_by(Origin::Rpc, 2));
+    pool.insert_transaction(sent_by(Origin::Mempool, 0));
+    pool.insert_transaction(sent_by(Origin::Rpc, 3));
+    let events = journal(&mut subscription);
+    assert!(events[0].starts_with("Held") && events[1].starts_with("BecamePublic"), "{events:?}");
+    assert_eq!(events.len(), 2);
 }
 
-/// As many as the host may hold; each step removes 256 at most, and the head is told after the first.
+/// The host holds as many as it may. Each step removes at most 256, and the head is published after
+/// the first.
 #[test]
 fn a_head_waits_for_no_more_than_a_step_of_private_transactions() {
     let (pool, _) = pool(PoolConfig::default());
@@ -159,11 +172,11 @@ fn a_head_waits_for_no_more_than_a_step_of_private_transactions() {
     assert_eq!((events.len(), pool.len()), (count as usize + 1, 0));
 }
 
-/// Each of the test's transactions costs 2.1 million wei at most. Anybody may send what a sender
-/// has signed, for instance as the first transaction of a bundle, or after the sender has replaced
-/// it.
+/// Each of the test's transactions costs at most 2.1 million wei. Anybody may send a transaction
+/// that a sender has signed, for instance as the first one of a bundle, or after the sender has
+/// replaced it.
 #[test]
-fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public_or_a_stranger_sent() {
+fn a_sender_needs_funds_for_its_holders_pooled_orders_only() {
     let (pool, _) = pool(PoolConfig::default());
     let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
     let spec = |nonce, salt| Spec { nonce, salt, ..Spec::default() };
@@ -199,9 +212,9 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public_or_a_
     assert_eq!(insert(bundled(1, 1, false), 0), InsertOutcome::Added, "one of the two at most");
     assert!(refused(insert(private(2), 0)) && refused(insert(bundled(2, 0, false), 0)));
     assert_eq!(insert(private(0), 0), InsertOutcome::Known);
-    // Who need not be paid for does not count.
+    // A transaction that the bundle may omit does not count.
     assert_eq!(insert(bundled(2, 0, true), 0), InsertOutcome::Added);
-    // Nor what is before its next nonce, what has left, and what the node announces.
+    // Nor do a used nonce, a removed order, and a transaction that the node announces.
     assert_eq!(insert(private(2), 1), InsertOutcome::Added);
     pool.cancel_private(private(2).id().hash(), address(7), Holder::Host, SystemTime::now());
     pool.insert_transaction(tx_from(spec(0, 0), Origin::Mempool));
@@ -212,7 +225,7 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public_or_a_
     assert_eq!(
         (pool.stats().external_txs, pool.stats().bundles),
         (2, 0),
-        "the stranger's are left"
+        "only the stranger's orders are left"
     );
     for nonce in 13..15 {
         let terms = PrivateTerms { max_block: 20, ..terms };
@@ -222,7 +235,7 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public_or_a_
 }
 
 #[test]
-fn a_transaction_with_blobs_finds_room_among_many_small_ones_of_one_holder() {
+fn a_blob_transaction_finds_room_among_many_small_ones() {
     let (max_external_txs, max_external_tx_bytes) = (700, 2 << 20);
     let (pool, _) =
         pool(PoolConfig { max_external_txs, max_external_tx_bytes, ..PoolConfig::default() });

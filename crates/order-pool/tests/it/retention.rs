@@ -1,4 +1,4 @@
-//! How long a transaction is kept, whoever sends copies of it.
+//! The retention of a transaction, and that copies do not shorten it.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use order_pool::{
     Clock, InsertOutcome, OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms, Transaction,
 };
 
-use crate::common::{Spec, caller, head, nth, pool_by_hand, private_from, tx, tx_from, upkeep};
+use crate::common::{Spec, caller, head, nth, pool_with_clock, private_from, tx, tx_from, upkeep};
 
 fn pool() -> (OrderPool, Clock) {
-    let (pool, clock) = pool_by_hand(PoolConfig::default());
+    let (pool, clock) = pool_with_clock(PoolConfig::default());
     pool.on_head(head(10, 0, 0, &[]));
     (pool, clock)
 }
 
-/// A stranger's copies: for the next block alone, and twice as a raw transaction.
+/// Returns a stranger's copies: one for the next block only, and two raw transactions.
 fn copies() -> Vec<Transaction> {
     let terms = PrivateTerms { signer: None, max_block: 11 };
     let raw = |n| tx_from(Spec::default(), Origin::Rpc).held_by(caller(n));
     vec![private_from(Spec::default(), terms).held_by(caller(1)), raw(1), raw(2)]
 }
 
-/// Copies put a bound of five blocks in the place of the retention, for ten retentions.
+/// Copies replaced the retention by a bound of five blocks, for ten retentions.
 #[test]
 fn a_strangers_copy_never_shortens_the_retention() {
     for are_first in [true, false] {
@@ -55,7 +55,7 @@ fn a_strangers_copy_never_shortens_the_retention() {
 }
 
 #[test]
-fn a_transaction_is_kept_for_a_retention_after_the_node_lists_it_no_more() {
+fn an_unlisted_transaction_is_kept_for_another_retention() {
     let (pool, clock) = pool();
     let hash = *nth(0).hash();
     pool.insert_transaction(nth(0));
@@ -75,7 +75,7 @@ fn a_transaction_is_kept_for_a_retention_after_the_node_lists_it_no_more() {
 }
 
 #[test]
-fn a_caller_cannot_have_its_transaction_listed() {
+fn a_callers_transaction_cannot_be_listed() {
     let (pool, clock) = pool();
     pool.insert_transaction(tx_from(Spec::default(), Origin::Rpc).listed());
     pool.on_listed(&[*nth(0).hash()]);
@@ -85,7 +85,7 @@ fn a_caller_cannot_have_its_transaction_listed() {
 }
 
 #[test]
-fn a_listed_transaction_that_the_node_has_replaced_ends_a_retention_later() {
+fn a_listed_transaction_that_the_node_replaced_expires_after_a_retention() {
     let (pool, clock) = pool();
     let with_fees = |max_fee, max_tip| tx(Spec { max_fee, max_tip, ..Spec::default() }).listed();
     let (cheap, dear, late) = (with_fees(100, 1), with_fees(110, 2), with_fees(90, 1));
@@ -94,11 +94,11 @@ fn a_listed_transaction_that_the_node_has_replaced_ends_a_retention_later() {
     }
     clock.advance(Duration::from_secs(60));
     upkeep(&pool);
-    let are_left = [cheap, dear, late].map(|tx| pool.contains(tx.hash()));
-    assert_eq!(are_left, [false, true, false]);
+    let is_pooled = [cheap, dear, late].map(|tx| pool.contains(tx.hash()));
+    assert_eq!(is_pooled, [false, true, false]);
 }
 
-/// Its signer was told that it is kept until block 20.
+/// Its signer may rely on block 20.
 #[test]
 fn a_private_transaction_that_becomes_public_is_kept_until_its_block() {
     let (pool, clock) = pool();
@@ -114,7 +114,7 @@ fn a_private_transaction_that_becomes_public_is_kept_until_its_block() {
 }
 
 #[test]
-fn a_raw_transaction_that_is_sent_again_is_kept_for_another_retention() {
+fn a_raw_transaction_sent_again_is_kept_for_another_retention() {
     let (pool, clock) = pool();
     let raw = || tx_from(Spec::default(), Origin::Rpc).held_by(caller(1));
     pool.insert_transaction(raw());

@@ -1,4 +1,5 @@
-//! Who loses an order when a share is full: the table at the top of `core/claims.rs`, case by case.
+//! The table of rules at the top of `core/claims.rs`, case by case: who loses an order when a share
+//! is full.
 
 use std::{fs, net::Ipv6Addr, path::Path};
 
@@ -11,15 +12,15 @@ use crate::common::{
     Spec, address, bundle, bundle_for, caller, head, nth, pool_with, tx, tx_from, upkeep, variant,
 };
 
-/// A half has room for 160 bundles, a known signer for 32, a caller for ten, a /48 for 40, and a
-/// front for 80.
+/// Returns a pool in which a half has room for 160 bundles, a known signer for 32, a caller for
+/// ten, a /48 for 40, and a front for 80.
 fn pool() -> OrderPool {
     let pool = pool_with(PoolConfig { max_bundles: 320, max_txs: 2, ..PoolConfig::default() });
     pool.on_head(head(10, 0, 0, &[]));
     pool
 }
 
-/// The `n`th /56 of a /48.
+/// Returns the `n`th /56 of a /48.
 fn neighbour(n: u16) -> Holder {
     Holder::caller(Ipv6Addr::new(0x2001, 0xdb8, 1, n << 8, 0, 0, 0, 1).into())
 }
@@ -32,8 +33,8 @@ fn known(n: u64) -> Holder {
     Holder::Signer(address(n))
 }
 
-/// The `n`th bundle, of a signer.
-fn of_signer(n: u64, block: u64, holder: Holder, signer: u64) -> Bundle {
+/// Returns the `n`th bundle, of a signer.
+fn signed(n: u64, block: u64, holder: Holder, signer: u64) -> Bundle {
     let (txs, signer) = (vec![nth(n)], Some(address(signer)));
     bundle(BundleParts { txs, block: Some(block), holder, signer, ..Default::default() })
 }
@@ -43,18 +44,18 @@ fn plain(n: u64, block: u64, holder: Holder) -> Bundle {
 }
 
 fn insert(pool: &OrderPool, bundle: Bundle) -> (B256, String) {
-    // Its id has its block, which is set.
+    // The block is set, so the pool does not change the id.
     (*bundle.id(), variant(pool.insert_bundle(bundle)))
 }
 
-/// Inserts `count` bundles from the `first` on, which all find room.
+/// Inserts `count` bundles from the `first` on, all of which find room.
 fn fill(pool: &OrderPool, first: u64, count: u64, block: u64, holder: Holder) {
     for n in first..first + count {
         assert_eq!(insert(pool, plain(n, block, holder)).1, "Added", "{n}");
     }
 }
 
-/// How many of the bundles are pooled.
+/// Returns how many of the bundles are pooled.
 fn held(pool: &OrderPool, first: u64, count: u64, block: u64, holder: Holder) -> usize {
     let is_held = |n: &u64| is_pooled(pool, &plain(*n, block, holder));
     (first..first + count).filter(is_held).count()
@@ -84,32 +85,32 @@ fn case_1_the_node_share_loses_its_lowest_tip() {
 }
 
 #[test]
-fn case_2_a_transaction_that_pays_less_than_all_of_the_node_share_is_refused() {
+fn case_2_the_node_share_refuses_the_lowest_tip() {
     let pool = pool();
     let with_tip = |max_tip| tx(Spec { sender: max_tip as u64, max_tip, ..Spec::default() });
     [5, 4].into_iter().for_each(|tip| _ = pool.insert_transaction(with_tip(tip)));
     assert_eq!(variant(pool.insert_transaction(with_tip(3))), "Rejected");
-    // What strangers send of whatever tip evicts nothing there.
+    // A stranger's raw transaction evicts nothing there, whatever its tip.
     let raw = tx_from(Spec { sender: 9, max_tip: 90, ..Spec::default() }, Origin::Rpc);
     assert_eq!(pool.insert_transaction(raw), InsertOutcome::Added);
     assert_eq!(pool.len(), 3);
 }
 
 #[test]
-fn case_3_in_a_full_callers_share_the_signer_with_the_most_loses_its_latest_block() {
+fn case_3_a_full_caller_share_evicts_its_largest_signers_latest_block() {
     let pool = pool();
     for n in 0..9 {
-        assert_eq!(insert(&pool, of_signer(n, 12 + n % 3, caller(1), 1)).1, "Added");
+        assert_eq!(insert(&pool, signed(n, 12 + n % 3, caller(1), 1)).1, "Added");
     }
-    insert(&pool, of_signer(9, 14, caller(1), 2));
-    assert_eq!(insert(&pool, of_signer(10, 11, caller(1), 2)).1, "Added");
-    // Of the first signer, the last accepted of those for block 14.
-    assert!(!is_pooled(&pool, &of_signer(8, 14, caller(1), 1)));
+    insert(&pool, signed(9, 14, caller(1), 2));
+    assert_eq!(insert(&pool, signed(10, 11, caller(1), 2)).1, "Added");
+    // It was the last one that was accepted for block 14 of the first signer.
+    assert!(!is_pooled(&pool, &signed(8, 14, caller(1), 1)));
     assert_eq!(pool.len(), 10);
 }
 
 #[test]
-fn case_4_a_bundle_for_a_later_block_than_all_of_its_share_is_refused() {
+fn case_4_a_full_share_refuses_a_bundle_for_its_latest_block() {
     let pool = pool();
     fill(&pool, 0, 10, 11, caller(1));
     assert_eq!(insert(&pool, plain(10, 12, caller(1))).1, "Rejected");
@@ -117,7 +118,7 @@ fn case_4_a_bundle_for_a_later_block_than_all_of_its_share_is_refused() {
 }
 
 #[test]
-fn case_5_in_a_full_half_the_holder_with_the_most_loses() {
+fn case_5_a_full_half_evicts_from_its_largest_holder() {
     let pool = pool();
     (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
     fill(&pool, 200, 5, 11, caller(17));
@@ -126,10 +127,10 @@ fn case_5_in_a_full_half_the_holder_with_the_most_loses() {
 }
 
 #[test]
-fn case_6_an_order_of_a_full_half_stays_if_a_small_holder_has_sent_it_too() {
+fn case_6_an_order_that_a_small_holder_sent_too_stays() {
     let pool = pool();
     (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
-    // Of equals the holder with the highest address goes first.
+    // Of equal holders the one with the highest address loses first.
     assert_eq!(insert(&pool, plain(159, 11, caller(20))).1, "Known");
     fill(&pool, 200, 5, 11, caller(17));
     assert_eq!(held(&pool, 159, 1, 11, caller(20)), 1);
@@ -137,7 +138,7 @@ fn case_6_an_order_of_a_full_half_stays_if_a_small_holder_has_sent_it_too() {
 }
 
 #[test]
-fn case_7_in_a_full_site_its_holder_with_the_most_loses() {
+fn case_7_a_full_ipv6_48_evicts_from_its_largest_holder() {
     let pool = pool();
     (0..4).for_each(|n| fill(&pool, u64::from(n) * 10, 10, 11, neighbour(n)));
     fill(&pool, 100, 5, 11, neighbour(5));
@@ -145,7 +146,7 @@ fn case_7_in_a_full_site_its_holder_with_the_most_loses() {
 }
 
 #[test]
-fn case_8_in_a_full_front_its_signer_with_the_most_loses_and_known_signers_lose_nothing() {
+fn case_8_a_full_front_evicts_from_its_largest_signer() {
     let pool = pool();
     fill(&pool, 1_000, 32, 11, known(1));
     fill(&pool, 2_000, 10, 11, caller(1));
@@ -158,7 +159,7 @@ fn case_8_in_a_full_front_its_signer_with_the_most_loses_and_known_signers_lose_
 }
 
 #[test]
-fn case_9_a_bundle_whose_block_has_passed_goes_first_whoever_holds_it() {
+fn case_9_an_expired_bundle_is_evicted_first() {
     let pool = pool();
     (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
     pool.on_head(head(11, 0, 0, &[]));
@@ -168,16 +169,16 @@ fn case_9_a_bundle_whose_block_has_passed_goes_first_whoever_holds_it() {
 }
 
 #[test]
-fn case_10_in_a_full_half_no_bundle_goes_for_one_of_a_later_block() {
+fn case_10_a_full_half_evicts_no_bundle_for_a_later_block() {
     let pool = pool();
     (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
     assert_eq!(insert(&pool, plain(200, 12, caller(17))).1, "Rejected");
     assert_eq!(insert(&pool, plain(201, 11, caller(17))).1, "Added");
 }
 
-/// The same table stands in both.
+/// SECURITY.md shows the table of the code.
 #[test]
-fn the_table_of_rules_is_the_one_of_the_security_document() {
+fn the_security_document_has_the_same_table_of_rules() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let rows = |path: &Path, prefix: &str| {
         let text = fs::read_to_string(path).expect("the file is there");
@@ -192,9 +193,9 @@ fn the_table_of_rules_is_the_one_of_the_security_document() {
     assert_eq!(code, document);
 }
 
-/// 60 bundles from 256 addresses counted 15,360 times, and an honest caller kept 17 of its 300.
+/// 60 bundles from 256 addresses counted as 15,360, and an honest caller kept 17 of its 300.
 #[test]
-fn copies_of_many_addresses_take_nothing_from_an_honest_caller() {
+fn copies_from_many_addresses_take_nothing_from_an_honest_caller() {
     let pool = pool_with(PoolConfig::default());
     pool.on_head(head(10, 0, 0, &[]));
     let honest = Holder::caller([10, 7, 7, 7].into());
@@ -207,22 +208,22 @@ fn copies_of_many_addresses_take_nothing_from_an_honest_caller() {
     assert_eq!((pool.len(), stats.evicted, stats.rejected), (360, 0, 0));
 }
 
-/// One who had the address of a front could fill the known signers' half with keys.
+/// Whoever had the address of a front could fill the known signers' half with fresh keys.
 #[test]
-fn ten_thousand_keys_behind_a_front_leave_known_signers_and_callers_what_they_have() {
+fn ten_thousand_keys_behind_a_front_evict_nobody_elses_bundles() {
     let pool = pool_with(PoolConfig { max_bundles: 2_000, ..PoolConfig::default() });
     pool.on_head(head(10, 0, 0, &[]));
     fill(&pool, 20_000, 50, 11, known(1));
     fill(&pool, 30_000, 50, 11, caller(1));
     (0..10_000).for_each(|n| _ = insert(&pool, plain(n, 11, forwarded(n))));
     fill(&pool, 20_050, 50, 11, known(1));
-    // Eight times 62.
+    // The front has eight times 62.
     assert_eq!(pool.len(), 150 + 496);
 }
 
-/// Its own bundles were over, but of other signers, and no step of upkeep had come to them.
+/// Its holder's own bundles were expired, but of other signers, and upkeep had not reached them.
 #[test]
-fn a_large_bundle_finds_room_where_smaller_ones_have_passed() {
+fn a_large_bundle_finds_room_where_smaller_ones_have_expired() {
     let pool = pool_with(PoolConfig { max_bundle_bytes: 1 << 20, ..PoolConfig::default() });
     pool.on_head(head(10, 0, 0, &[]));
     fill(&pool, 0, 100, 11, known(1));
@@ -236,18 +237,18 @@ fn a_large_bundle_finds_room_where_smaller_ones_have_passed() {
         assert_eq!(insert(&pool, sized(1_000 + n, 120_000, 11, n)).1, "Added");
     }
     pool.on_head(head(11, 0, 0, &[]));
-    assert!(pool.stats().bundles > 20, "upkeep has not come to all");
+    assert!(pool.stats().bundles > 20, "upkeep has not reached all");
     assert_eq!(insert(&pool, sized(2_000, 900_000, 12, 99)).1, "Added");
     assert_eq!(pool.stats().evicted, 0);
 }
 
-/// The smallest that pay the least would not make room for six blobs, and those above them were not
-/// looked at.
+/// The smallest, lowest-paying transactions would not make room for six blobs, and the next ones
+/// were not inspected.
 #[test]
 fn small_transactions_that_pay_little_keep_out_no_large_one() {
     let sized =
         |n, input_bytes, max_tip| Spec { sender: n, input_bytes, max_tip, ..Spec::default() };
-    // The node's share, and that of a caller.
+    // In the node's share, and in that of a caller.
     for origin in [Origin::Mempool, Origin::Rpc] {
         let config = PoolConfig {
             max_tx_bytes: 8 << 20,
@@ -273,16 +274,16 @@ fn small_transactions_that_pay_little_keep_out_no_large_one() {
     }
 }
 
-/// What a block had ended of three addresses displaced what it had ended of a known signer.
+/// The bundles of three addresses that a block invalidated displaced those of a known signer.
 #[test]
-fn a_reorg_gives_back_what_known_signers_had_however_much_callers_had() {
+fn a_reorg_restores_known_signers_bundles_beside_many_of_callers() {
     let pool = pool_with(PoolConfig::default());
     pool.on_head(head(10, 0, 0, &[]));
     let with_shared = |n, input_bytes, holder| {
         let own = tx(Spec { sender: 1_000 + n, input_bytes, ..Spec::default() });
         bundle_for(15, vec![nth(0), own], holder)
     };
-    // A stranger sends one of them first, and is among those who hold it.
+    // A stranger sends one of them first, and is one of its holders.
     assert_eq!(insert(&pool, with_shared(0, 0, caller(1))).1, "Added");
     assert_eq!(insert(&pool, with_shared(0, 0, known(1))).1, "Known");
     for n in 1..20 {
@@ -298,7 +299,7 @@ fn a_reorg_gives_back_what_known_signers_had_however_much_callers_had() {
     pool.on_head(head(11, 1, 0, &[]));
     let kept = |n: &u64| is_pooled(&pool, &with_shared(*n, 0, known(1)));
     assert_eq!((0..20).filter(kept).count(), 20);
-    // The stranger fills its share, with bundles that are worth more to it: the known signer holds it.
+    // The stranger's share overflows, but the known signer holds its bundles too.
     for n in 0..700 {
         insert(&pool, plain(10_000 + n, 11, caller(1)));
         insert(&pool, plain(20_000 + n, 12, caller(1)));

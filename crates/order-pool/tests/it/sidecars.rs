@@ -1,4 +1,4 @@
-//! Blob transactions whose sidecar is not theirs.
+//! Checks of the sidecars of blob transactions.
 
 use std::time::SystemTime;
 
@@ -16,7 +16,7 @@ use order_pool::{
     RemoveReason, SidecarError, Transaction,
 };
 
-/// A sidecar of one blob of zeros: its commitment and its proof are the point at infinity.
+/// Returns a sidecar of one blob of zeros. Its commitment and its proof are the point at infinity.
 fn zeros() -> BlobTransactionSidecar {
     let infinity = Bytes48::from_slice(&[&[0xc0][..], &[0; 47]].concat());
     BlobTransactionSidecar {
@@ -26,7 +26,7 @@ fn zeros() -> BlobTransactionSidecar {
     }
 }
 
-/// The same with 128 cell proofs (EIP-7594).
+/// Returns the same sidecar with 128 cell proofs (EIP-7594).
 fn cells() -> BlobTransactionSidecarEip7594 {
     let BlobTransactionSidecar { blobs, commitments, proofs } = zeros();
     BlobTransactionSidecarEip7594 { blobs, commitments, cell_proofs: proofs.repeat(128) }
@@ -41,13 +41,13 @@ fn transaction(
     PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()))
 }
 
-/// The same as the pool knows it.
+/// Wraps a transaction as the pool holds it.
 fn recovered(tx: PooledTransaction) -> Transaction {
     let tx = Recovered::new_unchecked(tx, Address::ZERO);
     Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH)
 }
 
-/// What is wrong with the sidecar of a bundle's only transaction.
+/// Checks the sidecar of a bundle's only transaction.
 fn check(
     sidecar: impl Into<BlobTransactionSidecarVariant>,
     hashes: Vec<B256>,
@@ -68,7 +68,7 @@ fn a_sidecar_passes_if_its_count_its_commitments_and_its_proofs_fit() {
     let another = B256::repeat_byte(1);
     let commitment = Err(SidecarError::Commitment { index: 0, value: own, limit: another });
     assert_eq!(check(zeros(), vec![another]), commitment);
-    assert_eq!(check(cells(), vec![another]), commitment, "beside cell proofs too");
+    assert_eq!(check(cells(), vec![another]), commitment, "with cell proofs too");
 
     let blobs = Err(SidecarError::Count { field: "blobs", value: 1, limit: 2 });
     assert_eq!(check(zeros(), vec![own, own]), blobs);
@@ -84,9 +84,9 @@ fn a_sidecar_passes_if_its_count_its_commitments_and_its_proofs_fit() {
     assert_eq!(check(cells_of_another_blob, vec![own]), Err(SidecarError::Proof));
 }
 
-/// Whoever verifies one blob after the other learns what verifying all at once tells.
+/// Verifying one blob after the other must find the same as verifying all at once.
 #[test]
-fn the_proofs_of_each_blob_are_those_of_that_blob_alone() {
+fn each_blob_is_checked_with_its_own_proofs() {
     let three = |mut sidecar: BlobTransactionSidecar| {
         sidecar.blobs = sidecar.blobs.repeat(3);
         sidecar.commitments = sidecar.commitments.repeat(3);
@@ -114,9 +114,9 @@ fn the_proofs_of_each_blob_are_those_of_that_blob_alone() {
     }
 }
 
-/// By the digest a blob is known whose proofs were verified: what its proofs are verified with is part of it.
+/// A digest stands for verified proofs, so everything that the verification reads is part of it.
 #[test]
-fn a_digest_is_of_the_blob_its_commitment_and_all_its_proofs() {
+fn a_digest_covers_the_blob_its_commitment_and_all_proofs() {
     let digest = |sidecar: BlobTransactionSidecarVariant| {
         let tx = transaction(sidecar, zeros().versioned_hashes().collect());
         recovered(tx).blob_digest(0).expect("one blob")
@@ -141,11 +141,11 @@ fn a_digest_is_of_the_blob_its_commitment_and_all_its_proofs() {
     assert!(digests.contains(&digest(zeros().into())));
 }
 
-/// A stranger had sent it first with the proofs that blocks had before Osaka, and so it stayed.
+/// A stranger had sent it first with the proofs of before Osaka, and it kept them.
 #[test]
-fn the_envelope_that_the_node_announces_replaces_one_without_cell_proofs() {
+fn the_nodes_envelope_replaces_one_without_cell_proofs() {
     let pool = OrderPool::new(PoolConfig::default()).expect("the default is valid");
-    let mut told = pool.subscribe_all();
+    let mut subscription = pool.subscribe_all();
     let hashes: Vec<_> = zeros().versioned_hashes().collect();
     let (old, new) = (transaction(zeros(), hashes.clone()), transaction(cells(), hashes));
     assert_eq!(old.hash(), new.hash());
@@ -163,7 +163,8 @@ fn the_envelope_that_the_node_announces_replaces_one_without_cell_proofs() {
     assert_eq!(pool.insert_transaction(announced.clone()), InsertOutcome::Known);
     assert!(is_pooled_with_cells());
     assert_eq!((pool.len(), pool.stats().external_txs), (1, 0));
-    let events: Vec<_> = std::iter::from_fn(|| told.try_next()).map(Result::unwrap).collect();
+    let events: Vec<_> =
+        std::iter::from_fn(|| subscription.try_next()).map(Result::unwrap).collect();
     assert!(matches!(
         &events[..],
         [
@@ -173,7 +174,7 @@ fn the_envelope_that_the_node_announces_replaces_one_without_cell_proofs() {
             Event::Added(_)
         ]
     ));
-    // Not the other way round.
+    // The old form does not replace the new one.
     assert_eq!(pool.insert_transaction(recovered(old.clone())), InsertOutcome::Known);
     assert!(is_pooled_with_cells());
 }

@@ -1,4 +1,4 @@
-//! The push adapter: a bad sink hurts itself only.
+//! Push sinks: a bad sink harms only itself.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use crate::common::{bundle_for, head, insert_all, nth, pool, pool_with, upkeep};
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Reports every call, then does what its test wants.
+/// Reports every call, then does what the test wants.
 struct Sink<F>(Sender<String>, F);
 
 impl<F: FnMut(&str) -> bool + Send + 'static> OrderSink for Sink<F> {
@@ -43,10 +43,10 @@ impl<F: FnMut(&str) -> bool + Send + 'static> OrderSink for Sink<F> {
 }
 
 impl<F: FnMut(&str) -> bool> Sink<F> {
-    fn call(&mut self, what: String) -> bool {
+    fn call(&mut self, description: String) -> bool {
         // The test may have stopped listening.
-        let _ = self.0.send(what.clone());
-        self.1(&what)
+        let _ = self.0.send(description.clone());
+        self.1(&description)
     }
 }
 
@@ -55,8 +55,8 @@ fn sink<F: FnMut(&str) -> bool + Send + 'static>(act: F) -> (Sink<F>, Receiver<S
     (Sink(sender, act), receiver)
 }
 
-/// A sink that is stuck in its first call, until the sender that is returned releases it with
-/// `true` or is dropped. The pool has something to call it with.
+/// Subscribes a sink that is stuck in its first call, until the returned sender sends or is
+/// dropped. The pool must not be empty.
 fn stuck_sink(pool: &OrderPool) -> (SinkGuard, Receiver<String>, Sender<()>) {
     let (entered, inside) = channel();
     let (release, blocked) = channel();
@@ -86,7 +86,7 @@ fn wait_end(guard: &SinkGuard) -> SinkEndReason {
 }
 
 #[test]
-fn a_sink_gets_what_is_there_and_what_comes_of_all_blocks_in_its_order() {
+fn a_sink_receives_live_orders_and_later_events_in_order() {
     let pool = pool();
     pool.insert_transaction(nth(1));
     pool.on_head(head(1, 0, 0, &[]));
@@ -107,7 +107,7 @@ fn a_sink_gets_what_is_there_and_what_comes_of_all_blocks_in_its_order() {
 }
 
 #[test]
-fn a_sink_that_blocks_for_ever_or_panics_delays_neither_inserts_nor_others_nor_its_own_end() {
+fn a_sink_that_blocks_or_panics_delays_nobody_else() {
     let pool = pool();
     pool.insert_transaction(nth(0));
     let (stuck, _, release) = stuck_sink(&pool);
@@ -124,21 +124,21 @@ fn a_sink_that_blocks_for_ever_or_panics_delays_neither_inserts_nor_others_nor_i
 }
 
 #[test]
-fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with_and_gets_no_more_if_it_says_no() {
+fn a_blocked_sink_keeps_one_order_and_ends_when_it_refuses() {
     let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
     insert_all(&pool, 0..1_000);
     let orders: Vec<_> = (0..1_000)
         .map(|n| Arc::downgrade(&pool.get(nth(n).hash()).expect("it was inserted")))
         .collect();
-    // In the midst of its replay.
+    // It is stuck in its replay.
     let (guard, calls, release) = stuck_sink(&pool);
-    // All go, and the log is made to forget that they went.
+    // All orders are removed, and the log is filled until it has dropped their removals.
     for number in 1..=4 {
         let mined = if number == 1 { (0..1_000).map(|n| *nth(n).hash()).collect() } else { vec![] };
         pool.on_head(head(number, 0, 0, &mined));
     }
     insert_all(&pool, 1_000..2_000);
-    // Heads enough that none of them could be put back.
+    // After so many heads no order could be put back.
     for number in 5..100 {
         pool.on_head(head(number, 0, 0, &[]));
     }
@@ -150,7 +150,7 @@ fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with_and_gets_no_more_if
 }
 
 #[test]
-fn a_sink_that_lagged_may_start_anew() {
+fn a_sink_that_lagged_may_start_again() {
     let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
     pool.insert_transaction(nth(0));
     let (guard, calls, release) = stuck_sink(&pool);

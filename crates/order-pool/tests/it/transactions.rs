@@ -1,4 +1,4 @@
-//! Transactions from the insert to the end of their life.
+//! Single transactions, and the readers that wait for them.
 
 use std::time::SystemTime;
 
@@ -7,7 +7,7 @@ use order_pool::{Event, InsertOutcome, Origin, PoolConfig, RejectReason, Transac
 use crate::common::{Spec, head, insert_all, nth, pool, pool_with, tx, tx_from, upkeep};
 
 #[tokio::test]
-async fn a_task_that_waits_is_woken_and_ends_with_the_pool() {
+async fn a_waiting_task_is_woken_and_ends_with_the_pool() {
     use futures::StreamExt;
     let pool = pool();
     let mut subscription = pool.subscribe(1);
@@ -42,17 +42,17 @@ fn every_blocked_thread_is_woken_and_ends_with_the_pool() {
     }
 }
 
-/// What an external caller hands in.
+/// Returns a transaction of an external caller.
 fn external(spec: Spec) -> Transaction {
     tx_from(spec, Origin::Rpc)
 }
 
 #[test]
-fn a_gas_limit_or_a_tip_above_the_fee_cap_moves_nobody_up() {
+fn an_inflated_gas_limit_or_tip_improves_no_rank() {
     let pool = pool_with(PoolConfig { max_txs: 1, ..PoolConfig::default() });
     let honest = tx(Spec { sender: 1, max_fee: 100, max_tip: 90, ..Spec::default() });
     pool.insert_transaction(honest.clone());
-    // It pays 80 at most, whatever it says of its tip.
+    // It pays at most 80, whatever tip it claims.
     let spec = Spec { sender: 2, max_fee: 80, max_tip: u128::MAX, ..Spec::default() };
     let refused = pool.insert_transaction(tx(Spec { gas_limit: u64::MAX, ..spec }));
     let reason = RejectReason::PaysTooLittle { tip_wei: Some(80) };
@@ -68,7 +68,7 @@ fn a_private_transaction_that_becomes_public_has_both_origins() {
     let order = pool.get(tx(spec).hash()).expect("it is pooled");
     let order = order.as_tx().expect("a transaction");
     assert_eq!((order.origin(), order.second_origin()), (Origin::Private, None));
-    // Another caller's repetition is no news.
+    // A repetition by another caller changes nothing.
     assert_eq!(pool.insert_transaction(external(spec)), InsertOutcome::Known);
     assert!(!order.is_public() && order.second_origin().is_none());
     assert_eq!(pool.insert_transaction(tx(spec)), InsertOutcome::Known);
@@ -76,9 +76,9 @@ fn a_private_transaction_that_becomes_public_has_both_origins() {
     assert_eq!((order.origin(), order.second_origin()), (Origin::Private, public));
 }
 
-/// Seven minutes at 1,000/s left 200 MB of removed orders behind in a process whose pool held 13.
+/// Seven minutes at 1,000/s left 200 MB of removed orders in a process whose pool held 13.
 #[test]
-fn what_no_subscription_can_want_is_not_kept() {
+fn removed_orders_that_no_subscription_needs_are_not_kept() {
     let pool = pool();
     let churn = |range: std::ops::Range<u64>| {
         for number in range {
@@ -96,10 +96,10 @@ fn what_no_subscription_can_want_is_not_kept() {
     let kept = churn(100..120);
     assert!(kept > 1_900 * 1_000, "two subscriptions may still read {kept} bytes");
     while fast.try_next().is_some() {}
-    assert!(churn(120..121) > kept, "the slower one has not");
+    assert!(churn(120..121) > kept, "the slower one has not read them");
     let mut held = 0_i64;
     while let Some(event) = slow.try_next() {
-        match event.expect("nothing was freed that it wants") {
+        match event.expect("nothing that it needs was freed") {
             Event::Added(_) => held += 1,
             Event::Removed { .. } => held -= 1,
             _ => {}
@@ -107,12 +107,12 @@ fn what_no_subscription_can_want_is_not_kept() {
     }
     assert_eq!(held, 0);
     drop(fast);
-    assert!(churn(121..122) <= one_segment, "all is read");
+    assert!(churn(121..122) <= one_segment, "everything is read");
     drop(slow);
     assert!(churn(122..130) <= one_segment);
 }
 
-/// A waker that panics made the insert panic in its caller and left the readers behind it asleep.
+/// A waker that panicked made the insert panic in its caller, and left the next readers asleep.
 #[tokio::test]
 async fn a_waker_that_panics_harms_neither_the_insert_nor_other_readers() {
     use futures::{Stream, StreamExt};

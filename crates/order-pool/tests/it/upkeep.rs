@@ -1,4 +1,4 @@
-//! Upkeep from a thread of its own.
+//! The upkeep thread.
 
 use std::{
     sync::{Arc, Weak},
@@ -10,12 +10,12 @@ use order_pool::{
     UpkeepEndReason,
 };
 
-use crate::common::{bundle_for, head, insert_all, nth, pool_by_hand, pool_with};
+use crate::common::{bundle_for, head, insert_all, nth, pool_with, pool_with_clock};
 
 const LONG: Duration = Duration::from_secs(30);
 
 fn pool() -> (OrderPool, Clock) {
-    pool_by_hand(PoolConfig::default())
+    pool_with_clock(PoolConfig::default())
 }
 
 fn start(pool: &OrderPool, pause: Duration) -> Upkeep {
@@ -26,17 +26,17 @@ fn is_ended_by(end: UpkeepEnd, reason: UpkeepEndReason) -> bool {
     end.ended && end.reason == reason
 }
 
-/// Waits for something that another thread brings about.
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+/// Waits until a condition holds that another thread brings about.
+fn wait_for(event: &str, has_happened: impl Fn() -> bool) {
     let deadline = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
+    while !has_happened() {
+        assert!(Instant::now() < deadline, "{event} did not happen");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn what_was_kept_long_enough_goes_in_steps_without_anyone_asking() {
+fn the_upkeep_thread_expires_orders_in_steps() {
     let (pool, clock) = pool();
     insert_all(&pool, 0..1_000);
     let upkeep = start(&pool, Duration::ZERO);
@@ -45,7 +45,7 @@ fn what_was_kept_long_enough_goes_in_steps_without_anyone_asking() {
     clock.advance(Duration::from_secs(60));
     let before = pool.stats().upkeep_steps;
     wait_for("the expiry", || pool.is_empty());
-    // At most 256 orders a step, so others pass at least three times.
+    // A step expires at most 256 orders, so other operations come in between at least three times.
     wait_for("four steps", || pool.stats().upkeep_steps >= before + 4);
     assert_eq!(pool.stats().expired, 1_000);
     assert!(is_ended_by(upkeep.shutdown(LONG), UpkeepEndReason::Shutdown));
@@ -53,7 +53,7 @@ fn what_was_kept_long_enough_goes_in_steps_without_anyone_asking() {
 
 /// Nothing expired until the last bundle was removed, which takes seconds while the load is high.
 #[test]
-fn a_step_that_removes_bundles_whose_block_has_passed_expires_transactions_too() {
+fn a_step_that_removes_expired_bundles_expires_transactions_too() {
     let (pool, clock) = pool();
     pool.on_head(head(10, 0, 0, &[]));
     for n in 0..1_000 {
@@ -73,7 +73,7 @@ fn a_step_that_removes_bundles_whose_block_has_passed_expires_transactions_too()
 
 /// What strangers had sent for the same block went first, and until then its own counted.
 #[test]
-fn what_its_holder_has_for_a_block_that_has_passed_makes_room_for_a_bundle_before_any_upkeep() {
+fn expired_bundles_make_room_for_a_bundle_before_upkeep() {
     let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
     let nth_for = |n: u64, block| {
         let holder = Holder::caller([10, 0, 0, (n / 10) as u8].into());
@@ -89,7 +89,7 @@ fn what_its_holder_has_for_a_block_that_has_passed_makes_room_for_a_bundle_befor
 }
 
 #[test]
-fn a_shutdown_waits_neither_for_the_interval_nor_the_pause_and_is_its_end_without_a_pool_too() {
+fn a_shutdown_interrupts_the_pause_with_and_without_a_pool() {
     for keeps_pool in [true, false] {
         let (pool, clock) = pool();
         insert_all(&pool, 0..1_000);
@@ -117,7 +117,7 @@ fn start_with_pulse(pool: &OrderPool) -> (Upkeep, Weak<()>) {
 }
 
 #[test]
-fn it_neither_keeps_the_pool_nor_outlives_it() {
+fn upkeep_neither_keeps_the_pool_nor_outlives_it() {
     let (pool, _) = pool();
     let (upkeep, pulse) = start_with_pulse(&pool);
     drop(pool);
@@ -126,7 +126,7 @@ fn it_neither_keeps_the_pool_nor_outlives_it() {
 }
 
 #[test]
-fn dropping_it_ends_its_thread_at_once() {
+fn dropping_upkeep_ends_its_thread_at_once() {
     let (pool, _) = pool();
     let (upkeep, pulse) = start_with_pulse(&pool);
     wait_for("the first step", || pool.stats().upkeep_steps == 1);

@@ -1,5 +1,6 @@
-//! `eth_sendBundle` and `eth_cancelBundle` as the specifications have them: cases written from rbuilder's
-//! `RawBundle` (develop of June 2026), the Flashbots RPC reference and BuilderNet's FlowProxy.
+//! The parameters of `eth_sendBundle` and `eth_cancelBundle`. The cases were written from
+//! rbuilder's `RawBundle` (develop of June 2026), the Flashbots RPC reference and BuilderNet's
+//! FlowProxy.
 
 use std::time::SystemTime;
 
@@ -19,7 +20,7 @@ fn raw(n: u64) -> String {
     hex::encode_prefixed(nth(n).envelope().encoded_2718())
 }
 
-/// With one transaction, and these fields beside it.
+/// Returns a bundle with one transaction and these fields.
 fn bundle(fields: Value) -> Value {
     let mut bundle = json!({ "txs": [raw(1)] });
     for (name, value) in fields.as_object().expect("an object") {
@@ -38,13 +39,13 @@ fn resolve(bundle: &Value) -> Result<Bundle, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Nested.
-fn thing() -> Value {
+/// Returns a deeply nested value.
+fn nested() -> Value {
     (0..100).fold(json!(1), |inner, _| json!([inner]))
 }
 
 #[test]
-fn harmless_fields_are_accepted_and_change_nothing_but_what_they_say() {
+fn harmless_fields_are_accepted_and_change_nothing() {
     let plain = resolve(&bundle(json!({}))).expect("a bundle");
     let cases = [
         json!({ "version": "v2" }),
@@ -59,7 +60,7 @@ fn harmless_fields_are_accepted_and_change_nothing_but_what_they_say() {
         json!({ "signingAddress": address(9) }),
         json!({ "bundleHash": B256::ZERO }),
         json!({ "builders": ["flashbots", "beaverbuild.org"] }),
-        json!({ "builders": { "any": [thing()] } }),
+        json!({ "builders": { "any": [nested()] } }),
         json!({ "builders": null, "signingAddress": null, "bundleHash": null }),
         json!({ "delayedRefund": false }),
         json!({ "delayedRefund": null, "refundIdentity": null }),
@@ -70,12 +71,12 @@ fn harmless_fields_are_accepted_and_change_nothing_but_what_they_say() {
     for fields in cases {
         let resolved = resolve(&bundle(fields.clone())).unwrap_or_else(|e| panic!("{fields}: {e}"));
         assert_eq!(resolved.id(), plain.id(), "{fields}");
-        assert_eq!(resolved.parts().signer, Some(address(7)), "whoever resolves it says so");
+        assert_eq!(resolved.parts().signer, Some(address(7)), "the caller of resolve decides");
     }
 }
 
 #[test]
-fn a_uuid_may_have_both_its_names_if_they_are_equal() {
+fn both_names_of_a_uuid_are_accepted_if_they_are_equal() {
     for fields in [
         json!({ "uuid": UUID }),
         json!({ "replacementUuid": UUID }),
@@ -86,35 +87,35 @@ fn a_uuid_may_have_both_its_names_if_they_are_equal() {
         assert_eq!((key.uuid.to_string().as_str(), key.signer), (UUID, address(7)));
     }
     let two = resolve(&bundle(json!({ "uuid": UUID, "replacementUuid": OTHER_UUID })));
-    assert!(two.expect_err("which one?").contains("must be equal"));
-    // As FlowProxy numbers what searchers did not: microseconds, a plain number.
+    assert!(two.expect_err("they differ").contains("must be equal"));
+    // FlowProxy assigns a plain number of microseconds to bundles without a nonce.
     let resolved =
         resolve(&bundle(json!({ "uuid": UUID, "replacementNonce": 1_781_000_000_000_000_u64 })));
     assert_eq!(resolved.expect("a bundle").nonce(), Some(1_781_000_000_000_000));
 }
 
 #[test]
-fn without_transactions_it_is_a_cancellation_however_that_is_written() {
+fn a_bundle_without_transactions_is_a_cancellation() {
     for txs in [json!([]), json!(null)] {
         let cancel = json!({ "txs": txs, "replacementUuid": UUID, "replacementNonce": 3 });
         let resolved = resolve(&cancel).expect("a cancellation");
         assert!(resolved.txs().is_empty() && resolved.key().is_some());
-        assert!(resolve(&json!({ "txs": txs })).is_err(), "of nothing");
+        assert!(resolve(&json!({ "txs": txs })).is_err(), "it cancels nothing");
     }
     let absent = resolve(&json!({ "uuid": UUID, "version": "v9" }));
-    assert!(absent.is_ok(), "of a cancellation rbuilder does not read the version");
+    assert!(absent.is_ok(), "rbuilder does not read the version of a cancellation");
 }
 
 #[test]
 fn version_one_has_none_of_the_fields_that_version_two_added() {
-    let of_v2 = [
+    let v2_fields = [
         ("droppingTxHashes", json!([B256::ZERO])),
         ("refundPercent", json!(5)),
         ("refundRecipient", json!(Address::ZERO)),
         ("refundTxHashes", json!([B256::ZERO])),
         ("delayedRefund", json!(true)),
     ];
-    for (field, value) in of_v2 {
+    for (field, value) in v2_fields {
         for (version, accepted) in [(json!("v1"), false), (json!("v2"), true), (json!(null), true)]
         {
             let mut fields = json!({ "version": version });
@@ -170,7 +171,7 @@ fn a_refund_is_below_all_of_it_and_has_rbuilders_defaults() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_the_field_and_both_numbers() {
+fn an_error_names_the_field_the_value_and_the_limit() {
     for (fields, error) in [
         (json!({ "txs": [] }), "txs is empty: at least 1"),
         (json!({ "txs": vec!["0x00"; 101] }), "txs has 101 entries, the most is 100"),
@@ -218,7 +219,7 @@ fn a_cancellation_names_its_uuid_and_may_name_its_signer() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn a_serialized_bundle_is_read_again() {
     let full = json!({ "version": "v2", "txs": [raw(1)], "blockNumber": "0x5",
         "minTimestamp": "0x1", "maxTimestamp": "0x2", "revertingTxHashes": [B256::ZERO],
         "droppingTxHashes": [B256::ZERO], "replacementUuid": UUID, "uuid": UUID,
@@ -238,9 +239,9 @@ fn what_is_written_is_read_again() {
     assert_eq!(lists.map(|list| list.as_slice()), [[B256::ZERO]; 2]);
 }
 
-/// Of a bundle that differs in what is refunded or to whom, one is not taken for the other.
+/// Two bundles that differ only in the refund are different orders.
 #[test]
-fn what_is_refunded_is_part_of_the_identity() {
+fn the_refund_is_part_of_the_identity() {
     let ids = [
         json!({}),
         json!({ "delayedRefund": true }),
@@ -249,8 +250,8 @@ fn what_is_refunded_is_part_of_the_identity() {
         json!({ "refundPercent": 1 }),
     ]
     .map(|fields| *resolve(&bundle(fields)).expect("a bundle").id());
-    for (at, id) in ids.iter().enumerate() {
-        assert!(!ids[..at].contains(id), "{at}");
+    for (index, id) in ids.iter().enumerate() {
+        assert!(!ids[..index].contains(id), "{index}");
     }
     let error = BundleError::NotInVersion { field: "refundPercent" };
     assert_eq!(error.to_string(), "refundPercent is not in version v1");
@@ -263,7 +264,7 @@ fn read(text: &[u8]) -> Option<(RawBundle, Bundle)> {
 }
 
 #[test]
-fn the_kept_bundles_are_resolved_or_refused() {
+fn the_bundles_of_the_corpus_are_resolved_or_refused() {
     for seed in seeds("bundles") {
         assert_eq!(read(&seed.bytes).is_some(), seed.is_good(), "{}", seed.name);
     }
@@ -271,7 +272,7 @@ fn the_kept_bundles_are_resolved_or_refused() {
 
 proptest! {
     #[test]
-    fn a_damaged_bundle_is_refused_or_consists_of_what_it_says(text in damaged_seeds("bundles")) {
+    fn a_damaged_bundle_is_refused_or_equals_its_text(text in damaged_seeds("bundles")) {
         if let Some((raw, bundle)) = read(&text) {
             let encoded = bundle.txs().iter().map(|tx| tx.envelope().encoded_2718());
             prop_assert_eq!(encoded.map(Bytes::from).collect::<Vec<_>>(), raw.txs.clone());

@@ -165,7 +165,7 @@ impl Verified {
         match self {
             Self::Answer(answer) => Ok(answer),
             Self::Pooled(hash, holder, terms) => {
-                check_outcome(pool.hold(&hash, holder, terms.as_ref()), "the transaction")?;
+                check_outcome(pool.add_holder(&hash, holder, terms.as_ref()), "the transaction")?;
                 Ok(json!(hash))
             }
             Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, verdict),

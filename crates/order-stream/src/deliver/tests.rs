@@ -104,7 +104,8 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_ord
     let (txs, signer, holder) = (txs(2), SIGNER, Holder::Host);
     let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
     let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
-    let cancelled = PrivateCancellation { hash: *private.hash(), signer, at: at(100), holder };
+    let cancelled =
+        PrivateCancellation { hash: *private.hash(), signer, cancelled_at: at(100), holder };
     let orders = [bundle(keyed_parts(&txs[0], 5, 1)), encode_transaction(&private)];
     let cancellations = [
         encode(Record::Cancellation(Cancellation {

@@ -137,7 +137,7 @@ fn a_private_transaction_that_left_unseen_is_cancelled_until_that_is_published()
     let Record::CancelPrivate(cancellation) = items[0].record else { panic!("{items:?}") };
     let first = before.get(txs[0].hash()).expect("the first copy");
     let first = first.as_tx().expect("a transaction").first_seen();
-    assert_eq!(cancellation.at, first, "what is sent again later is not cancelled");
+    assert_eq!(cancellation.cancelled_at, first, "what is sent again later is not cancelled");
     // The connection is lost before it is published.
     follower.forget(&items[0]);
     assert_eq!(compare(&mut follower, &after), cancelled[..1]);

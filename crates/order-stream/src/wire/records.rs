@@ -274,7 +274,7 @@ pub(super) fn read_cancel_private(
     let (at, holder) = (sent.time(stored), reader.holder()?);
     reader.begin_content();
     let (hash, signer) = (reader.hash()?, reader.address()?);
-    Ok((PrivateCancellation { hash, signer, at, holder }, sent))
+    Ok((PrivateCancellation { hash, signer, cancelled_at: at, holder }, sent))
 }
 
 /// A head as it was published.

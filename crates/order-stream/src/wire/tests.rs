@@ -190,9 +190,9 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
         assert!(ids.insert(encoded.id));
     }
     let hash = B256::repeat_byte(9);
-    let sent = PrivateCancellation { hash, signer: SIGNER, at: at(7), holder };
+    let sent = PrivateCancellation { hash, signer: SIGNER, cancelled_at: at(7), holder };
     let read = round_trip(&encode(&Record::CancelPrivate(sent)));
-    let expected = PrivateCancellation { at: stored() - AGE, ..sent };
+    let expected = PrivateCancellation { cancelled_at: stored() - AGE, ..sent };
     assert!(matches!(read, Record::CancelPrivate(read) if read == expected));
 }
 
@@ -270,7 +270,12 @@ fn examples() -> Vec<Encoded> {
         bundle,
         Record::Cancellation(Cancellation { key: KEY, nonce: Some(4), holder, sent_at: None }),
         Record::Cancellation(Cancellation { sent_at: Some(at(4)), ..assigned }),
-        Record::CancelPrivate(PrivateCancellation { hash, signer: SIGNER, at: at(1), holder }),
+        Record::CancelPrivate(PrivateCancellation {
+            hash,
+            signer: SIGNER,
+            cancelled_at: at(1),
+            holder,
+        }),
         Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }.into()),
     ];
     let [public, private] = [pooled(txs[2].clone()), private(txs[3].clone(), terms)];

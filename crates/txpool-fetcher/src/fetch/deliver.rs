@@ -157,7 +157,7 @@ impl Fetch {
             return ticket.finish(Outcome::Malformed, None);
         }
         let (sender, nonce) = (tx.signer(), tx.inner().nonce());
-        if lock(&self.context.hashes.blocks).taken(&hash, &sender, nonce).is_some() {
+        if lock(&self.context.hashes.blocks).obsolete_reason(&hash, &sender, nonce).is_some() {
             return ticket.finish(Outcome::Mined, Some(Seen::Mined));
         }
         let is_blob = tx.inner().is_eip4844();

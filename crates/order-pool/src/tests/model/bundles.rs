@@ -1,16 +1,16 @@
-//! Bundles.
+//! The model's bundles.
 
 use super::*;
 
 impl Model {
-    pub(super) fn is_taken(&self, (hash, sender, _): &(B256, u64, bool)) -> bool {
+    pub(super) fn is_obsolete(&self, (hash, sender, _): &(B256, u64, bool)) -> bool {
         self.is_mined(hash) || self.next_nonce(*sender).is_some_and(|next| next > 0)
     }
 
-    /// Whether blocks took what a bundle cannot do without, or all of it.
-    pub(super) fn bundle_is_taken(&self, order: &Pooled) -> bool {
-        order.contents.iter().any(|tx| !tx.2 && self.is_taken(tx))
-            || order.contents.iter().all(|tx| self.is_taken(tx))
+    /// Whether blocks made a required transaction of a bundle obsolete, or all of its transactions.
+    pub(super) fn is_invalid(&self, order: &Pooled) -> bool {
+        order.contents.iter().any(|tx| !tx.2 && self.is_obsolete(tx))
+            || order.contents.iter().all(|tx| self.is_obsolete(tx))
     }
 
     /// Removes a bundle, and leaves its key without one.
@@ -26,7 +26,7 @@ impl Model {
         order
     }
 
-    /// The pooled bundles that `is` says so of, as accepted.
+    /// Returns the pooled bundles that match, in the order of acceptance.
     pub(super) fn bundles(&self, is: impl Fn(&Pooled) -> bool) -> Vec<B256> {
         let found = self.pooled.iter().filter(|order| order.tx.is_none() && is(order));
         let mut found: Vec<_> = found.map(|order| (order.seq, order.id)).collect();
@@ -34,7 +34,7 @@ impl Model {
         found.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// The block of a bundle: without one it is for the next.
+    /// Returns the block of a bundle. A bundle without one is for the next block.
     pub(super) fn settled_block(&self, order: &Pooled) -> Option<u64> {
         order.block.or(self.head_number().map(|head| head + 1))
     }
@@ -56,8 +56,8 @@ impl Model {
         if let Some(key) = order.key.filter(|_| order.contents.is_empty()) {
             return self.cancel_by_bundle(key, nonce, order.sent_at, order.holder);
         }
-        let place = |key| self.place(key, block, nonce, order.sent_at);
-        let nonce = match order.key.map(place).transpose() {
+        let assign_nonce = |key| self.assign_nonce(key, block, nonce, order.sent_at);
+        let nonce = match order.key.map(assign_nonce).transpose() {
             Ok(nonce) => nonce,
             Err((why, numbers)) => {
                 self.superseded = numbers;
@@ -65,7 +65,7 @@ impl Model {
             }
         };
         if order.block.is_some_and(|block| !self.is_ahead(block, MAX_AHEAD))
-            || self.bundle_is_taken(&order)
+            || self.is_invalid(&order)
         {
             return "Rejected";
         }
@@ -107,8 +107,8 @@ impl Model {
         if old.is_some() { "Replaced" } else { "Added" }
     }
 
-    /// Brings a bundle back that a reorg has freed.
-    pub(super) fn put_back_bundle(&mut self, mut order: Pooled) {
+    /// Puts back a bundle that a reorg made valid again.
+    pub(super) fn reinsert_bundle(&mut self, mut order: Pooled) {
         let slot = Self::slot_of(&order);
         order.sent_at = slot.and_then(|slot| self.slot(slot).sent_at);
         let is_latest = slot.is_none_or(|slot| {
@@ -120,10 +120,10 @@ impl Model {
         });
         if order.block.is_none_or(|block| self.is_ahead(block, MAX_KEPT_AHEAD))
             && is_latest
-            && !self.bundle_is_taken(&order)
+            && !self.is_invalid(&order)
             && !self.is_pooled(&order.id)
         {
-            let Some(claims) = self.room_for_first(&order, order.taken_claims()) else {
+            let Some(claims) = self.room_for_first(&order, order.retained_claims()) else {
                 self.rejected += 1;
                 return;
             };

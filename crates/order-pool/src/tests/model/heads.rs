@@ -1,4 +1,4 @@
-//! Blocks, nonces, and what time ends.
+//! The model's blocks and nonces, and its upkeep.
 
 use super::*;
 
@@ -14,30 +14,30 @@ impl Model {
             head,
             mined: hashes.to_vec(),
             raised: BTreeMap::new(),
-            taken: Vec::new(),
+            removed: Vec::new(),
         });
         if self.blocks.len() > BLOCKS {
             self.blocks.remove(0);
         }
         let mut raised = Vec::new();
         for hash in hashes.iter() {
-            // Some blocks contain the id of a bundle, which takes none.
-            let is_it = |order: &Pooled| order.id == *hash && order.tx.is_some();
-            if self.pooled.iter().any(is_it) {
+            // Some blocks contain the id of a bundle, which removes nothing.
+            let is_match = |order: &Pooled| order.id == *hash && order.tx.is_some();
+            if self.pooled.iter().any(is_match) {
                 let order = self.remove(*hash, "Mined");
                 raised.extend(
                     order
                         .tx
                         .and_then(|tx| self.raise(self.blocks.len() - 1, tx.sender, tx.nonce + 1)),
                 );
-                self.blocks.last_mut().expect("just pushed").taken.push(order);
+                self.blocks.last_mut().expect("just pushed").removed.push(order);
             }
         }
         for hash in hashes.iter() {
             let with_it = |order: &Pooled| order.contents.iter().any(|tx| tx.0 == *hash);
-            for id in self.bundles(|order| with_it(order) && self.bundle_is_taken(order)) {
+            for id in self.bundles(|order| with_it(order) && self.is_invalid(order)) {
                 let order = self.end_bundle(id, "Mined");
-                self.blocks.last_mut().expect("just pushed").taken.push(order);
+                self.blocks.last_mut().expect("just pushed").removed.push(order);
             }
         }
         let too_far = number + MAX_KEPT_AHEAD + 1..=u64::MAX;
@@ -53,20 +53,20 @@ impl Model {
         self.pass_private(number);
         let gone = || undone.iter().chain(&unproven);
         let mut free: Vec<B256> = gone().flat_map(|block| block.mined.clone()).collect();
-        free.extend(gone().flat_map(|block| &block.taken).map(|order| order.id));
-        let taken = undone.into_iter().flat_map(|mut block| {
-            // First what the block contains, then of what it ended that of known holders.
-            block.taken.sort_by_key(|order| {
-                let first = order.taken_claims().first().copied();
+        free.extend(gone().flat_map(|block| &block.removed).map(|order| order.id));
+        let removed = undone.into_iter().flat_map(|mut block| {
+            // First the orders that the block contains, then those it invalidated of known holders.
+            block.removed.sort_by_key(|order| {
+                let first = order.retained_claims().first().copied();
                 let is_known = first.is_none_or(|(holder, _)| is_known(holder));
                 let is_mined = block.mined.contains(&order.id);
                 (!is_mined, !is_mined && !is_known)
             });
-            block.taken
+            block.removed
         });
-        for order in taken {
+        for order in removed {
             let Some(view) = order.tx else {
-                self.put_back_bundle(order);
+                self.reinsert_bundle(order);
                 continue;
             };
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
@@ -76,7 +76,7 @@ impl Model {
             let until = order.until.filter(|block| self.is_ahead(*block, MAX_KEPT_AHEAD));
             let is_valid = (is_timed || until.is_some()) && !is_withdrawn;
             let deadline = is_timed.then_some(self.now + RETENTION);
-            if !stale && !is_here && is_valid && !self.put_back(order, deadline, until) {
+            if !stale && !is_here && is_valid && !self.reinsert(order, deadline, until) {
                 self.rejected += 1;
             }
         }
@@ -90,20 +90,20 @@ impl Model {
     }
 
     pub(super) fn on_nonces(&mut self, block: &B256, sender: u64, next: u64) {
-        let Some(at) = self.blocks.iter().position(|b| b.head.hash == *block) else { return };
-        let raised = self.raise(at, sender, next);
-        self.end_stale(at, raised.as_slice());
+        let Some(index) = self.blocks.iter().position(|b| b.head.hash == *block) else { return };
+        let raised = self.raise(index, sender, next);
+        self.end_stale(index, raised.as_slice());
     }
 
-    /// What a block says of a nonce, if that is news.
-    pub(super) fn raise(&mut self, at: usize, sender: u64, next: u64) -> Option<(u64, u64)> {
+    /// Records a nonce that a block raised, and returns it if it raises the sender's known nonce.
+    pub(super) fn raise(&mut self, index: usize, sender: u64, next: u64) -> Option<(u64, u64)> {
         let before = self.next_nonce(sender);
-        let word = self.blocks[at].raised.entry(sender).or_default();
+        let word = self.blocks[index].raised.entry(sender).or_default();
         *word = next.max(*word);
         before.is_none_or(|known| known < next).then_some((sender, next))
     }
 
-    pub(super) fn end_stale(&mut self, at: usize, raised: &[(u64, u64)]) {
+    pub(super) fn end_stale(&mut self, index: usize, raised: &[(u64, u64)]) {
         for (sender, next) in raised {
             let txs = self.pooled.iter().filter_map(|order| Some((order.tx?, order)));
             let mut stale: Vec<_> = txs
@@ -113,16 +113,15 @@ impl Model {
             stale.sort();
             for (_, _, id) in stale {
                 let order = self.remove(id, "StaleNonce");
-                self.blocks[at].taken.push(order);
+                self.blocks[index].removed.push(order);
             }
         }
         for (sender, next) in raised {
             let with_it = |order: &Pooled| order.contents.iter().any(|tx| tx.1 == *sender);
-            let is_over =
-                |order: &Pooled| *next > 0 && with_it(order) && self.bundle_is_taken(order);
+            let is_over = |order: &Pooled| *next > 0 && with_it(order) && self.is_invalid(order);
             for id in self.bundles(is_over) {
                 let order = self.end_bundle(id, "StaleNonce");
-                self.blocks[at].taken.push(order);
+                self.blocks[index].removed.push(order);
             }
         }
     }

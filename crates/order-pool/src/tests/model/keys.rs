@@ -1,10 +1,10 @@
-//! Replacement keys.
+//! The model's replacement keys.
 
 use super::*;
 
 impl Model {
-    /// Settles a key's message, or says why it does not count.
-    pub(super) fn place(
+    /// Returns the nonce of a key's message, or why the message has no effect.
+    pub(super) fn assign_nonce(
         &self,
         key: usize,
         block: u64,
@@ -13,7 +13,7 @@ impl Model {
     ) -> Result<u64, Refused> {
         let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
         let highest = if all.nonce >= own.nonce { &all } else { &own };
-        // Its bundle has left, and was not cancelled.
+        // Its bundle was removed, and not cancelled.
         let may_return = own.nonce > all.nonce && self.of_slot((key, Some(block))).is_none();
         match (nonce, highest.nonce) {
             _ if all.is_final => Err(("CancelledPermanently", [None; 2])),
@@ -31,17 +31,17 @@ impl Model {
         self.keys.get(&slot).cloned().unwrap_or_default()
     }
 
-    /// The slot of a bundle that has a key.
+    /// Returns the slot of a bundle that has a key.
     pub(super) fn slot_of(order: &Pooled) -> Option<KeySlot> {
         order.key.map(|key| (key, Some(order.block.unwrap_or(0))))
     }
 
-    /// A slot gets a bundle.
+    /// Sets the bundle of a slot.
     pub(super) fn fill(&mut self, slot: KeySlot, &Pooled { nonce, sent_at, holder, .. }: &Pooled) {
         self.keys.insert(slot, KeyModel { nonce, sent_at, holder, ..KeyModel::default() });
     }
 
-    /// The pooled bundle of a key for a block.
+    /// Returns the pooled bundle of a key for a block.
     pub(super) fn of_slot(&self, slot: KeySlot) -> Option<B256> {
         let mut pooled = self.pooled.iter();
         pooled.find(|order| Self::slot_of(order) == Some(slot)).map(|order| order.id)
@@ -86,25 +86,26 @@ impl Model {
         state.holder = holder;
         let before = state.tombstone.replace(self.log.len());
         self.ended.extend(before.map(|seq| (seq, self.log.len())));
-        let told = if state.is_final { None } else { state.nonce };
-        self.log.push((format!("x{key} {told:?}"), None));
+        let published = if state.is_final { None } else { state.nonce };
+        self.log.push((format!("x{key} {published:?}"), None));
         self.idle((key, None));
         self.forget_excess(holder);
         "Cancelled"
     }
 
-    /// A bundle without transactions cancels those up to its nonce, or else those that are not later.
+    /// Applies a bundle without transactions, which cancels those up to its nonce. Without a nonce
+    /// it cancels all that were not sent later.
     pub(super) fn cancel_by_bundle(
         &mut self,
         key: usize,
         nonce: Option<u64>,
         sent_at: Option<u64>,
-        by: Holder,
+        holder: Holder,
     ) -> &'static str {
         let slots = self.keys.range((key, None)..=(key, Some(u64::MAX)));
         let earlier = slots.filter(|(_, state)| state.sent_at <= sent_at);
         let above = earlier.filter_map(|(_, state)| Some(state.nonce? + 1)).max();
-        self.cancel(key, nonce.or(above.max(sent_at)), sent_at, by)
+        self.cancel(key, nonce.or(above.max(sent_at)), sent_at, holder)
     }
 
     pub(super) fn idle_keys(&self) -> Vec<(u64, ReplacementKey, KeySlot)> {
@@ -124,8 +125,8 @@ impl Model {
         }
     }
 
-    /// After a key lost its bundle: of its holder, or else of the largest one, the oldest of the signer
-    /// with the most goes.
+    /// Forgets keys while a holder has too many: of the holder, or else of the largest one, the
+    /// oldest key of the signer with the most.
     pub(super) fn forget_excess(&mut self, holder: Holder) {
         loop {
             let idle = self.idle_keys();
@@ -134,22 +135,23 @@ impl Model {
                 .iter()
                 .filter(|(_, _, slot)| is_known(holder_of(*slot)) == is_known(holder))
                 .collect();
-            let of = |holder| class.iter().filter(move |(_, _, slot)| holder_of(*slot) == holder);
+            let held_by =
+                |holder| class.iter().filter(move |(_, _, slot)| holder_of(*slot) == holder);
             let holders = || class.iter().map(|(_, _, slot)| holder_of(*slot));
             let near = || holders().filter(|other| network(*other) == network(holder));
-            let size = |holder: &Holder| (of(*holder).count(), *holder);
-            let from = if of(holder).count() > KEYS.of_holder(holder) {
+            let size = |holder: &Holder| (held_by(*holder).count(), *holder);
+            let loser = if held_by(holder).count() > KEYS.for_holder(holder) {
                 holder
-            } else if near().count() > KEYS.of_network(holder) {
+            } else if near().count() > KEYS.for_network(holder) {
                 near().max_by_key(size).expect("not empty")
             } else if class.len() > KEYS.half {
                 holders().max_by_key(size).expect("not empty")
             } else {
                 return;
             };
-            let count = |signer| of(from).filter(|(_, key, _)| key.signer == signer).count();
-            let oldest = |signer| of(from).find(|(_, key, _)| key.signer == signer).copied();
-            let signers = of(from).map(|(_, key, _)| key.signer);
+            let count = |signer| held_by(loser).filter(|(_, key, _)| key.signer == signer).count();
+            let oldest = |signer| held_by(loser).find(|(_, key, _)| key.signer == signer).copied();
+            let signers = held_by(loser).map(|(_, key, _)| key.signer);
             let most = signers.max_by_key(|signer| {
                 let (since, key, slot) = oldest(*signer).expect("it has one");
                 (count(*signer), std::cmp::Reverse((since, key, slot.1)), *signer)

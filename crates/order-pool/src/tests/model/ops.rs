@@ -1,11 +1,11 @@
-//! What may happen.
+//! The random operations.
 
 use super::*;
 
-/// A uuid and its signer by their number, and the replacement nonce.
+/// The number of a uuid and its signer, and the replacement nonce.
 pub(super) type Keyed = (usize, Option<u64>);
 
-// Plain comments, so that each operation stands on one line.
+// The comments are no doc comments, so that each operation stands on one line.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     // Without a holder it was announced by the node.
@@ -17,7 +17,7 @@ pub(super) enum Op {
         holder: Option<u8>,
         listed: bool,
     },
-    // Of so many private transactions, until so many blocks ahead.
+    // `count` private transactions, until `ahead` blocks after the head.
     Private {
         sender: u64,
         nonce: u64,
@@ -26,56 +26,56 @@ pub(super) enum Op {
         ahead: u64,
         holder: u8,
     },
-    // Of one of the transactions that are pooled or that a block took.
+    // The cancellation of a transaction that is pooled or that a block removed.
     CancelPrivate {
         which: usize,
         signer: u64,
     },
-    // One of what is pooled once more, without a holder by the node, with a block as a private transaction.
+    // A pooled order is sent again: without a holder by the node, with `ahead` as a private one.
     Again {
         which: usize,
         holder: Option<u8>,
         ahead: Option<u64>,
         listed: bool,
     },
-    // A node lists some of the pooled transactions, or does so no more.
+    // A node lists some of the pooled transactions, or no longer lists them.
     Listed {
         mask: u8,
         is_listed: bool,
     },
-    // Many at once, so that logs wrap and caps are met.
+    // Many at once, so that the log wraps and caps are reached.
     Burst {
         salt: u64,
     },
-    // The signer is that of one without a key; sent at a microsecond.
+    // `signer` is for a bundle without a key; it is sent at microsecond `sent_at`.
     Bundle {
         n: u64,
         ahead: Option<u64>,
         key: Option<Keyed>,
         signer: Option<u64>,
-        by: u8,
-        at: u8,
+        caller: u8,
+        sent_at: u8,
     },
     Cancel {
         key: Keyed,
         holder: u8,
     },
-    // On the newest block, mining some of what is pooled and some that is not.
+    // A block on the newest one, with some pooled transactions and some others.
     Head {
         mined: u8,
         unknown: u64,
         base_fee: Option<u64>,
     },
-    // Replaces the newest `depth` blocks by one.
+    // A block that replaces the newest `depth` blocks.
     Reorg {
         depth: usize,
         mined: u8,
     },
-    // A block once more that was undone or forgotten.
+    // A block that was undone or forgotten is reported again.
     Return {
         which: usize,
     },
-    // A head whose parent was never told.
+    // A head whose parent is unknown.
     Gap {
         skip: u64,
     },
@@ -106,9 +106,9 @@ pub(super) enum Op {
 pub(super) fn op() -> impl Strategy<Value = Op> {
     let key = || (0_usize..6, prop::option::weighted(0.8, 0_u64..8));
     let (ahead, signer) = (prop::option::of(0_u64..6), prop::option::of(2_u64..5));
-    // Few, so that the same one comes again.
+    // Few values, so that the same transaction is sent again.
     let fee = prop::sample::select(vec![3_u128, 11, PRIVATE_FEE]);
-    // Now and then as many as a sender may have.
+    // Sometimes as many as a sender may have.
     let few = prop::sample::select(vec![1, 1, 1, MAX_OF_SENDER as u64]);
     prop_oneof![
         12 => (
@@ -138,11 +138,11 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         2 => (0_u8..8, any::<bool>()).prop_map(|(mask, is_listed)| Op::Listed { mask, is_listed }),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
         6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0..HOLDERS, 0_u8..4)
-            .prop_map(|(n, ahead, key, signer, by, at)| {
-                Op::Bundle { n, ahead, key, signer, by, at }
+            .prop_map(|(n, ahead, key, signer, caller, sent_at)| {
+                Op::Bundle { n, ahead, key, signer, caller, sent_at }
             }),
         3 => (key(), 0..HOLDERS).prop_map(|(key, holder)| Op::Cancel { key, holder }),
-        // An absurd base fee makes nobody pay, and overflows nothing.
+        // At an absurd base fee no transaction pays, and nothing overflows.
         4 => (0_u8..8, 0_u64..40, prop::option::of(prop_oneof![20 => 0_u64..20, 1 => Just(u64::MAX)]))
             .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
         2 => (1_usize..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),

@@ -1,12 +1,12 @@
-//! A reader of the pool, and what it must be told.
+//! A reader of the pool, and the events that it must see.
 
 use super::*;
 
-/// A subscription, and what it must show next.
+/// A subscription, and the events that it must show next.
 pub(super) struct Reader {
     pub(super) real: Subscription,
     pub(super) block: Option<u64>,
-    /// What is left of it.
+    /// The rest of its replay.
     pub(super) replay: VecDeque<(usize, String)>,
     pub(super) next: usize,
 }
@@ -27,12 +27,12 @@ impl Reader {
             match self.real.try_next() {
                 Some(Err(lagged)) => {
                     let left = self.next;
-                    // Exact, and not before the log has wrapped.
+                    // The count is exact, and the log has wrapped before.
                     self.next = model.log.len() - self.real.behind() as usize;
                     assert!(lagged.missed > 0);
                     assert!(model.log.len() - self.next >= LOG_EVENTS, "it forgot too early");
                     if lagged.replay_unfinished {
-                        // It goes on, with what was live at the place where the log begins.
+                        // The replay continues, as of the oldest event in the log.
                         let head = self.replay.pop_front_if(|(_, line)| line.starts_with('h'));
                         let left = self.replay.front().map_or(left, |(seq, _)| *seq);
                         let live = model.live(left..self.next, self.block);

@@ -1,14 +1,14 @@
-//! Shares: who must go for whom.
+//! The model's shares: which orders are evicted for a new one.
 
 use super::*;
 
 impl Model {
-    /// Makes room in the node's share for one that pays so much, if it pays enough.
+    /// Makes room in the node's share for a transaction, if it pays enough.
     pub(super) fn make_room(&mut self, view: &TxView) -> bool {
         let share = self.pooled.iter().filter(|order| !order.external);
         let txs = share.filter_map(|order| Some((order, order.tx?)));
         if txs.clone().count() >= MAX_TXS {
-            // The one that pays the least, and of those the newest.
+            // The one that pays the least, and of equal ones the newest.
             let worst = txs.min_by_key(|(order, tx)| (self.worth(tx), usize::MAX - order.seq));
             let (worst, tx) = worst.expect("the share is full");
             if self.worth(&tx) >= self.worth(view) {
@@ -20,7 +20,7 @@ impl Model {
         true
     }
 
-    /// Which claims must end for another one; `Err` if it is the other that must.
+    /// Returns the claims that must end for another one; `Err` if there is no room for it.
     pub(super) fn victims(
         &self,
         new: &Pooled,
@@ -38,11 +38,11 @@ impl Model {
             .flat_map(|order| order.holders.iter().map(move |claim| (order, *claim)))
             .filter(|(order, other)| is_of_class(order, *other))
             .collect();
-        let of = |holder: Holder| {
+        let held_by = |holder: Holder| {
             all.iter().filter(move |(_, other)| other.0 == holder).map(|(order, _)| *order)
         };
-        let count = |holder| of(holder).count();
-        let of_sender = of(new_holder).filter(|order| order.signer == new.signer);
+        let count = |holder| held_by(holder).count();
+        let of_sender = held_by(new_holder).filter(|order| order.signer == new.signer);
         if is_private && of_sender.count() >= MAX_OF_SENDER {
             return Err(());
         }
@@ -59,10 +59,10 @@ impl Model {
             let is_neighbour = |holder| network(holder) == network(new_holder);
             let orders: HashSet<_> = left.iter().map(|(order, _)| order.id).collect();
             let is_over = match scope {
-                Scope::Holder => own > caps.of_holder(new_holder),
+                Scope::Holder => own > caps.for_holder(new_holder),
                 Scope::Network => {
                     let near = left.iter().filter(|(_, other)| is_neighbour(other.0)).count();
-                    near + 1 > caps.of_network(new_holder)
+                    near + 1 > caps.for_network(new_holder)
                 }
                 Scope::Half => orders.len() + usize::from(!is_in_class) > caps.half,
                 Scope::Claims => left.len() + 1 > caps.claims,
@@ -80,7 +80,7 @@ impl Model {
             let larger = largest.filter(|holder| count(*holder) > own);
             let loser =
                 if scope == Scope::Holder { new_holder } else { larger.unwrap_or(new_holder) };
-            let held: Vec<&Pooled> = of(loser).collect();
+            let held: Vec<&Pooled> = held_by(loser).collect();
             let is_kept = |order: &&&Pooled| {
                 let others = all.iter().filter(|(other, _)| other.id == order.id);
                 let mut others = others.map(|(_, other)| other.0).filter(|other| *other != loser);
@@ -103,7 +103,7 @@ impl Model {
         Ok(victims)
     }
 
-    /// The order that a holder loses: the last one of its signer with the most that may go.
+    /// Returns the order that a holder loses: the last evictable one of its signer with the most.
     fn last_of(
         &self,
         held: &[&Pooled],
@@ -112,20 +112,21 @@ impl Model {
         is_own: bool,
         is_kept: impl Fn(&&&Pooled) -> bool,
     ) -> Option<B256> {
-        let at = if self.is_pooled(&new.id) { new.seq } else { usize::MAX };
-        let new_place = (new.place().0, at);
-        let mut signers: Vec<(usize, Place, Option<Address>)> = Vec::new();
+        let seq = if self.is_pooled(&new.id) { new.seq } else { usize::MAX };
+        let new_key = (new.eviction_key().0, seq);
+        let mut signers: Vec<(usize, EvictionKey, Option<Address>)> = Vec::new();
         for order in held {
             let of_signer = held.iter().filter(|other| other.signer == order.signer);
-            let last = of_signer.clone().map(|other| other.place()).max().expect("it is one");
+            let last =
+                of_signer.clone().map(|other| other.eviction_key()).max().expect("it is one");
             signers.push((of_signer.count(), last, order.signer));
         }
         signers.sort();
         signers.dedup();
         let of_new = held.iter().filter(|other| other.signer == new.signer);
         let of_new = of_new.filter(|order| Some(order.id) != replaced);
-        let own_last = of_new.clone().map(|other| other.place()).max().unwrap_or(new_place);
-        let own = (of_new.clone().count() + 1, own_last.max(new_place));
+        let own_last = of_new.clone().map(|other| other.eviction_key()).max().unwrap_or(new_key);
+        let own = (of_new.clone().count() + 1, own_last.max(new_key));
         for (count, last, signer) in signers.into_iter().rev() {
             if is_own && signer == new.signer {
                 continue;
@@ -134,14 +135,17 @@ impl Model {
                 break;
             }
             let items = held.iter().filter(|order| order.signer == signer);
-            let items = items.filter(|order| new.tx.is_some() || order.place().0 >= new_place.0);
-            let last = items.filter(|order| !is_kept(order)).max_by_key(|order| order.place());
+            let items =
+                items.filter(|order| new.tx.is_some() || order.eviction_key().0 >= new_key.0);
+            let last =
+                items.filter(|order| !is_kept(order)).max_by_key(|order| order.eviction_key());
             if let Some(last) = last {
                 return Some(last.id);
             }
         }
-        let own = of_new.filter(|order| is_own && order.place() > new_place && !is_kept(order));
-        own.max_by_key(|order| order.place()).map(|order| order.id)
+        let own =
+            of_new.filter(|order| is_own && order.eviction_key() > new_key && !is_kept(order));
+        own.max_by_key(|order| order.eviction_key()).map(|order| order.id)
     }
 
     /// Ends claims, and evicts the orders that nobody holds any more.
@@ -157,7 +161,7 @@ impl Model {
         }
     }
 
-    /// Whoever sends a pooled order again holds it too, if there is room for that.
+    /// Adds a holder to a pooled order, if there is room. Returns whether there is.
     pub(super) fn hold(&mut self, id: B256, again: &Pooled) -> bool {
         let order = self.get_mut(id).clone();
         if order.holders.contains(&again.claim()) {
@@ -171,8 +175,8 @@ impl Model {
         victims.is_ok()
     }
 
-    /// Makes room for the first of these claims for which there is some, or for who sent it first if
-    /// there are none. Returns that one and those after it.
+    /// Makes room for the first of these claims for which there is room; if there are no claims,
+    /// for the holder that sent the order. Returns that claim and those after it.
     pub(super) fn room_for_first(
         &mut self,
         order: &Pooled,
@@ -191,7 +195,7 @@ impl Model {
         None
     }
 
-    /// Adds an order for the first of these claims, and for the others for which nothing must go.
+    /// Adds an order with the first of these claims, and with those others that evict nothing.
     pub(super) fn add_with_claims(&mut self, mut order: Pooled, claims: &[Claim]) {
         let id = order.id;
         order.holders = vec![claims[0]];
@@ -204,7 +208,7 @@ impl Model {
         }
     }
 
-    /// Readers are told, as the order is kept for someone else too, or for longer.
+    /// Publishes that an order has another holder, or is kept longer.
     pub(super) fn tell_held(&mut self, id: B256, holder: Holder) {
         let block = self.get_mut(id).block;
         self.log.push((format!("o{id} {holder:?}"), block));
@@ -228,14 +232,14 @@ impl Model {
         self.admit_with(order, Vec::new())
     }
 
-    /// Puts a transaction back that a reorg has freed.
-    pub(super) fn put_back(
+    /// Puts back a transaction that a reorg un-mined.
+    pub(super) fn reinsert(
         &mut self,
         order: Pooled,
         deadline: Option<u64>,
         until: Option<u64>,
     ) -> bool {
-        let (id, canceller, claims) = (order.id, order.canceller, order.taken_claims());
+        let (id, canceller, claims) = (order.id, order.canceller, order.retained_claims());
         let is_back = self.admit_with(Pooled { listed: false, deadline, until, ..order }, claims);
         if is_back {
             self.get_mut(id).canceller = canceller;

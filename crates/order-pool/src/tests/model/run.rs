@@ -1,4 +1,4 @@
-//! The pool beside the model.
+//! Applies operations to the pool and to the model.
 
 use super::*;
 
@@ -7,12 +7,12 @@ pub(super) struct Run {
     pub(super) clock: Clock,
     pub(super) model: Model,
     pub(super) readers: Vec<Reader>,
-    /// All that were told, one of each hash.
-    pub(super) told: Vec<Block>,
+    /// All blocks that were made, each with another hash.
+    pub(super) made: Vec<Block>,
 }
 
 pub(super) fn key(n: usize) -> ReplacementKey {
-    // Two uuids, two signers: keys that differ in one of both.
+    // Two uuids and two signers, so that keys differ in one of both.
     ReplacementKey { uuid: Uuid::from_u128(n as u128 / 2), signer: address(n as u64 % 2) }
 }
 
@@ -40,12 +40,12 @@ impl Run {
         let clock = Clock::manual();
         let pool = OrderPool::with_limits(limits(), clock.clone());
         let (model, readers) = (Model::default(), Vec::new());
-        Self { pool, clock, model, readers, told: Vec::new() }
+        Self { pool, clock, model, readers, made: Vec::new() }
     }
 
-    fn insert(&mut self, spec: Spec, by: Option<u8>, listed: bool) {
-        let tx = match by {
-            Some(by) => tx_from(spec, Origin::Rpc).held_by(holder(by)),
+    fn insert(&mut self, spec: Spec, caller: Option<u8>, listed: bool) {
+        let tx = match caller {
+            Some(caller) => tx_from(spec, Origin::Rpc).held_by(holder(caller)),
             None if listed => tx_from(spec, Origin::Mempool).listed(),
             None => tx_from(spec, Origin::Mempool),
         };
@@ -58,7 +58,8 @@ impl Run {
         assert_eq!(variant(self.pool.insert_transaction(tx)), expected);
     }
 
-    /// Without a head it may be any, too far ahead of the first one too.
+    /// Returns a block by its distance. Without a head it may be any, also too far above the first
+    /// head.
     fn block(&self, ahead: u64) -> u64 {
         self.model.head_number().map_or(9 + 3 * ahead, |head| head + ahead)
     }
@@ -68,7 +69,7 @@ impl Run {
         PrivateTerms { signer: Some(address(sender % 2)), max_block }
     }
 
-    /// Some of the pooled transactions, chosen by the bits of `mask`.
+    /// Returns some of the pooled transactions, chosen by the bits of `mask`.
     fn pooled_txs(&self, mask: u8) -> Vec<B256> {
         let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
         let chosen = txs.enumerate().filter(|(n, _)| mask >> (n % 3) & 1 == 1);
@@ -83,16 +84,16 @@ impl Run {
             next_base_fee_wei: fee,
             gas_limit: number * 1_000,
             fee_recipient: address(number),
-            ..Head::new(number, hash(1 << 40 | self.told.len() as u64), parent_hash)
+            ..Head::new(number, hash(1 << 40 | self.made.len() as u64), parent_hash)
         };
-        self.told.push(Block::new(head, mined));
-        self.told[self.told.len() - 1].clone()
+        self.made.push(Block::new(head, mined));
+        self.made[self.made.len() - 1].clone()
     }
 
     fn on_head(&mut self, block: Block, replaced: usize) {
         assert_eq!(self.pool.on_head(block.clone()).replaced(), replaced);
         assert_eq!(self.pool.on_head(block.clone()), Relation::Repeat);
-        // Nor does one change anything that cannot follow its parent.
+        // Nor does a block whose number does not follow its parent's change anything.
         let impossible = Head::new(u64::MAX, hash(1 << 42), block.head.hash);
         let impossible = Block::new(impossible, self.pooled_txs(7));
         assert_eq!(self.pool.on_head(impossible), Relation::Inconsistent);
@@ -125,29 +126,31 @@ impl Run {
                     }
                 }
             }
-            Op::Private { sender, nonce, count, max_tip, ahead, holder: by } => {
+            Op::Private { sender, nonce, count, max_tip, ahead, holder: caller } => {
                 let terms = self.terms(sender, ahead);
                 for nonce in nonce..nonce + count {
-                    // Some of them are those that others hand in too.
+                    // Other operations send some of them too.
                     let max_fee = PRIVATE_FEE;
                     let spec = Spec { sender, nonce, max_fee, max_tip, ..Spec::default() };
-                    self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+                    self.insert_tx(sender, private_from(spec, terms).held_by(holder(caller)));
                 }
             }
-            Op::Again { which, holder: by, ahead, listed } => {
+            Op::Again { which, holder: caller, ahead, listed } => {
                 let Some(pooled) = self.model.pooled.get(which).cloned() else { return };
                 let order = self.pool.get(&pooled.id).expect("what the model holds");
-                let holder = holder(by.unwrap_or(0));
+                let holder = holder(caller.unwrap_or(0));
                 if let (Some(tx), Some(view)) = (order.as_tx(), pooled.tx) {
-                    let (tx, at) = (tx.recovered().clone(), tx.first_seen());
-                    let tx = match (by, ahead) {
-                        (None, _) if listed => Transaction::new(tx, Origin::Mempool, at).listed(),
-                        (None, _) => Transaction::new(tx, Origin::Mempool, at),
-                        (_, None) => Transaction::new(tx, Origin::Rpc, at),
+                    let (tx, first_seen) = (tx.recovered().clone(), tx.first_seen());
+                    let tx = match (caller, ahead) {
+                        (None, _) if listed => {
+                            Transaction::new(tx, Origin::Mempool, first_seen).listed()
+                        }
+                        (None, _) => Transaction::new(tx, Origin::Mempool, first_seen),
+                        (_, None) => Transaction::new(tx, Origin::Rpc, first_seen),
                         (_, Some(ahead)) => {
-                            // Of two signers, each may send what is the other's.
-                            let signer = view.sender + u64::from(by.unwrap_or(0));
-                            Transaction::private(tx, self.terms(signer, ahead), at)
+                            // Each of two signers may send the other's transaction.
+                            let signer = view.sender + u64::from(caller.unwrap_or(0));
+                            Transaction::private(tx, self.terms(signer, ahead), first_seen)
                         }
                     };
                     self.insert_tx(view.sender, tx.held_by(holder));
@@ -157,14 +160,15 @@ impl Run {
                 }
             }
             Op::CancelPrivate { which, signer } => {
-                let taken = self.model.blocks.iter().rev().flat_map(|block| &block.taken);
-                let txs = self.model.pooled.iter().chain(taken).filter(|order| order.tx.is_some());
+                let removed = self.model.blocks.iter().rev().flat_map(|block| &block.removed);
+                let txs =
+                    self.model.pooled.iter().chain(removed).filter(|order| order.tx.is_some());
                 let Some(id) = txs.map(|order| order.id).nth(which) else { return };
                 let expected = self.model.cancel_private(id, address(signer));
-                // Later than any of them was sent; the clock that ends it is the pool's.
-                let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33);
+                // Later than any of them was sent. The pool's clock decides when it is forgotten.
+                let cancelled_at = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33);
                 assert_eq!(
-                    self.pool.cancel_private(&id, address(signer), Holder::Host, at),
+                    self.pool.cancel_private(&id, address(signer), Holder::Host, cancelled_at),
                     expected
                 );
             }
@@ -173,13 +177,13 @@ impl Run {
                 let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
                 self.insert(spec, None, false);
             }),
-            Op::Bundle { n, ahead, key: with, signer, by, at } => {
+            Op::Bundle { n, ahead, key: keyed, signer, caller, sent_at } => {
                 let block = ahead.map(|ahead| self.block(ahead));
-                let key_of = with.map(|(n, _)| self::key(n));
+                let key_of = keyed.map(|(n, _)| self::key(n));
                 let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
-                // Every other bundle may do without its second transaction.
+                // Every other bundle has an optional second transaction.
                 let mut txs = Vec::new();
-                if n != EMPTY || with.is_none() {
+                if n != EMPTY || keyed.is_none() {
                     txs.push(nth(100 + n));
                     txs.extend((n % 2 == 1).then(|| nth(200 + n)));
                 }
@@ -193,17 +197,20 @@ impl Run {
                     dropping_tx_hashes: dropping,
                     uuid: key_of.map(|key| key.uuid),
                     signer,
-                    replacement_nonce: with.and_then(|(_, nonce)| nonce),
-                    holder: holder(by),
-                    first_seen: Some(SystemTime::UNIX_EPOCH + Duration::from_micros(at.into())),
+                    replacement_nonce: keyed.and_then(|(_, nonce)| nonce),
+                    holder: holder(caller),
+                    first_seen: Some(
+                        SystemTime::UNIX_EPOCH + Duration::from_micros(sent_at.into()),
+                    ),
                     ..Default::default()
                 };
-                self.insert_bundle(parts, with.map(|(n, _)| n), contents);
+                self.insert_bundle(parts, keyed.map(|(n, _)| n), contents);
             }
-            Op::Cancel { key: (n, nonce), holder: by } => {
+            Op::Cancel { key: (n, nonce), holder: caller } => {
                 let before = self.model.pooled.len();
-                let expected = self.model.cancel(n, nonce, None, holder(by));
-                let cancelled = self.pool.cancel_bundle(cancellation(key(n), nonce, holder(by)));
+                let expected = self.model.cancel(n, nonce, None, holder(caller));
+                let cancelled =
+                    self.pool.cancel_bundle(cancellation(key(n), nonce, holder(caller)));
                 assert_eq!(variant(cancelled), expected);
                 match cancelled {
                     CancelOutcome::Cancelled { removed } => {
@@ -217,10 +224,10 @@ impl Run {
             }
             Op::Head { mined, unknown, base_fee } => {
                 let mut mined = self.pooled_txs(mined);
-                // What has left, too.
+                // One that was removed, too.
                 let mut left = self.model.may_return.iter().filter(|id| !self.model.is_pooled(id));
                 mined.extend(left.nth(unknown as usize));
-                // What bundles contain, or what nobody has sent.
+                // A transaction of a bundle, or one that nobody has sent.
                 mined.push(match unknown {
                     0..6 => *nth(100 + unknown).hash(),
                     6..12 => *nth(200 + unknown - 6).hash(),
@@ -231,12 +238,12 @@ impl Run {
             }
             Op::Reorg { depth, mined } => {
                 let depth = depth.min(self.model.blocks.len().saturating_sub(1));
-                let at = self.model.blocks.len() - depth;
-                let parent = at.checked_sub(1).map(|at| &self.model.blocks[at].head);
+                let kept = self.model.blocks.len() - depth;
+                let parent = kept.checked_sub(1).map(|newest| &self.model.blocks[newest].head);
                 let parent = parent.map(|head| (head.number, head.hash));
                 let mut hashes = self.pooled_txs(mined);
-                // Half of what it un-mines it mines again.
-                let undone = self.model.blocks[at..].iter().flat_map(|block| &block.mined);
+                // It contains half of the transactions that it un-mines.
+                let undone = self.model.blocks[kept..].iter().flat_map(|block| &block.mined);
                 hashes.extend(undone.step_by(2));
                 let head = self.head(parent, hashes, None);
                 self.on_head(head, depth);
@@ -244,27 +251,27 @@ impl Run {
             Op::Return { which } => {
                 let blocks = &self.model.blocks;
                 let above = |hash| blocks.iter().rev().position(|block| block.head.hash == hash);
-                let gone = self.told.iter().rev().filter(|told| above(told.head.hash).is_none());
+                let gone = self.made.iter().rev().filter(|made| above(made.head.hash).is_none());
                 let mut gone =
-                    gone.filter_map(|told| Some((told.clone(), above(told.head.parent_hash)?)));
+                    gone.filter_map(|made| Some((made.clone(), above(made.head.parent_hash)?)));
                 let Some((block, replaced)) = gone.nth(which) else { return };
                 self.on_head(block, replaced);
             }
             Op::Gap { skip } => {
                 let Some((number, _)) = self.tip() else { return };
-                let parent = (number + skip, hash(1 << 41 | self.told.len() as u64));
+                let parent = (number + skip, hash(1 << 41 | self.made.len() as u64));
                 let head = self.head(Some(parent), Vec::new(), None);
                 self.on_head(head, 0);
             }
             Op::Nonces { back, sender, next } => {
-                // A sender of transactions, or of what bundles contain.
+                // A sender of single transactions, or of transactions in bundles.
                 let sender = match sender {
                     0..5 => sender,
                     5..11 => 95 + sender,
                     _ => 189 + sender,
                 };
-                let at = self.model.blocks.len().checked_sub(1 + back);
-                let block = at.map_or(B256::ZERO, |at| self.model.blocks[at].head.hash);
+                let index = self.model.blocks.len().checked_sub(1 + back);
+                let block = index.map_or(B256::ZERO, |index| self.model.blocks[index].head.hash);
                 self.model.on_nonces(&block, sender, next);
                 self.pool.on_nonces(block, [(address(sender), next)]);
             }
@@ -316,7 +323,7 @@ impl Run {
     ) {
         let BundleParts { block, signer, holder, replacement_nonce: nonce, first_seen, .. } = parts;
         let sent_at = first_seen.filter(|_| nonce.is_none());
-        let sent_at = sent_at.map(crate::core::micros);
+        let sent_at = sent_at.map(crate::arrival::unix_micros);
         let bundle = Bundle::new(parts).expect("a valid bundle");
         let content = *bundle.id();
         let order =
@@ -331,12 +338,13 @@ impl Run {
         assert_eq!(variant(outcome), expected);
     }
 
-    /// The id by its definition: a hash over what was sent, then the block and the nonce that it
-    /// got, each with its presence.
+    /// Returns the id by its definition: a hash over the content, then the block and the nonce that
+    /// the pool assigned, each with its presence.
     fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> B256 {
         let block = self.model.settled_block(order);
-        let place = |key| self.model.place(key, block.unwrap_or(0), nonce, order.sent_at).ok();
-        let nonce = order.key.and_then(place);
+        let assign_nonce =
+            |key| self.model.assign_nonce(key, block.unwrap_or(0), nonce, order.sent_at).ok();
+        let nonce = order.key.and_then(assign_nonce);
         let mut preimage = order.content.to_vec();
         for number in [block, nonce] {
             preimage.push(u8::from(number.is_some()));
@@ -361,7 +369,7 @@ impl Run {
         let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
         assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
         assert_eq!(stats.rejected, model.rejected);
-        // The counters add up: what came in and was not removed is there.
+        // The counters add up: orders that were added and not removed are pooled.
         let removed = stats.mined + stats.stale + stats.expired + stats.evicted;
         let removed = removed + stats.block_passed + stats.replaced + stats.cancelled;
         let removed = removed + stats.block_too_far;

@@ -1,4 +1,4 @@
-//! What the model knows.
+//! The model's state.
 
 use super::*;
 
@@ -8,72 +8,72 @@ pub(super) struct Pooled {
     pub(super) seq: usize,
     pub(super) id: B256,
     pub(super) block: Option<u64>,
-    /// A node lists it.
+    /// Whether a node lists it.
     pub(super) listed: bool,
-    /// The time until which it is kept, if it is kept until one.
+    /// The time until which it is kept, if there is one.
     pub(super) deadline: Option<u64>,
     pub(super) tx: Option<TxView>,
-    /// In the share of external callers.
+    /// Whether it is in the share of external callers.
     pub(super) external: bool,
-    /// Of one that an external caller sent: its tip when it was accepted.
+    /// The tip at its acceptance, if an external caller sent it.
     pub(super) tip: Option<i128>,
-    /// The node has announced it.
+    /// Whether the node has announced it.
     pub(super) public: bool,
-    /// Of a private one, what its sender asked for.
+    /// The terms of a private transaction.
     pub(super) terms: Option<PrivateTerms>,
-    /// The block until which it is kept, if it is kept until one.
+    /// The block until which it is kept, if there is one.
     pub(super) until: Option<u64>,
     pub(super) key: Option<usize>,
-    /// Who sent it first.
+    /// The holder that sent it first.
     pub(super) holder: Holder,
-    /// All who sent it and have not lost it since, each with whether it was sent as a private one.
+    /// All claims on it, each with whether it was sent as a private transaction.
     pub(super) holders: Vec<Claim>,
     pub(super) signer: Option<Address>,
-    /// Who may cancel a private one.
+    /// The signer who may cancel a private transaction.
     pub(super) canceller: Option<Address>,
     pub(super) nonce: Option<u64>,
-    /// The microsecond of a message that came without a nonce.
+    /// The microsecond at which a message without a nonce was sent.
     pub(super) sent_at: Option<u64>,
-    /// What a bundle contains: hash, sender, and whether it may do without.
+    /// The transactions of a bundle: hash, sender, and whether it is optional.
     pub(super) contents: Vec<(B256, u64, bool)>,
     pub(super) content: B256,
 }
 
 impl Pooled {
-    /// Where it stands among those of its signer, or of its sender: the last goes first.
-    pub(super) fn place(&self) -> Place {
+    /// Its eviction key among the orders of its signer or sender: the highest is evicted first.
+    pub(super) fn eviction_key(&self) -> EvictionKey {
         match self.tip {
             Some(tip) => (-tip, self.seq),
             None => (self.block.unwrap_or(0).into(), self.seq),
         }
     }
 
-    /// What it counts as for who sent it first.
+    /// The claim of the holder that sent it first.
     pub(super) fn claim(&self) -> Claim {
         (self.holder, self.terms.is_some())
     }
 
-    /// The claims that a block keeps with it: those of known holders first.
-    pub(super) fn taken_claims(&self) -> Vec<Claim> {
+    /// The claims that are kept with it when a block removes it: those of known holders first.
+    pub(super) fn retained_claims(&self) -> Vec<Claim> {
         if self.tx.is_some() && !self.external {
             return Vec::new();
         }
         let mut claims = self.holders.clone();
         claims.sort_by_key(|(holder, is_private)| (!is_known(*holder), *is_private));
-        claims.truncate(MAX_TAKEN_CLAIMS);
+        claims.truncate(MAX_RETAINED_CLAIMS);
         claims
     }
 
-    /// What shares caps with a claim on it: bundles, or private or raw transactions, of callers or of
-    /// others.
+    /// What a claim on it shares caps with: bundles, or private or raw transactions, of callers or
+    /// of known holders.
     pub(super) fn class(&self, (holder, is_private): Claim) -> (bool, bool, bool) {
         (self.tx.is_some(), is_private, is_known(holder))
     }
 }
 
-pub(super) type Place = (i128, usize);
+pub(super) type EvictionKey = (i128, usize);
 
-/// Who sent an order, and whether as a private transaction.
+/// The holder of an order, and whether it sent a private transaction.
 pub(super) type Claim = (Holder, bool);
 
 pub(super) fn is_known(holder: Holder) -> bool {
@@ -95,7 +95,7 @@ pub(super) struct KeyModel {
     pub(super) is_final: bool,
     pub(super) holder: Holder,
     pub(super) tombstone: Option<usize>,
-    /// When it was last touched without a bundle.
+    /// When it was last changed without a bundle.
     pub(super) idle_since: Option<u64>,
 }
 
@@ -104,15 +104,15 @@ pub(super) struct BlockModel {
     pub(super) head: Head,
     pub(super) mined: Vec<B256>,
     pub(super) raised: BTreeMap<u64, u64>,
-    pub(super) taken: Vec<Pooled>,
+    pub(super) removed: Vec<Pooled>,
 }
 
 pub(super) type KeySlot = (usize, Option<u64>);
 
-/// Why a message does not count, and for one that is superseded the nonces.
+/// Why a message has no effect, and for a superseded one the nonces.
 pub(super) type Refused = (&'static str, [Option<u64>; 2]);
 
-/// What a subscriber is told, as a line, and the block it concerns.
+/// An event as text, and the block that it concerns.
 pub(super) type Line = (String, Option<u64>);
 
 #[derive(Debug, Default)]
@@ -121,19 +121,20 @@ pub(super) struct Model {
     pub(super) pooled: Vec<Pooled>,
     pub(super) accepted: Vec<B256>,
     pub(super) forgotten: Vec<(B256, usize)>,
-    /// What was removed and may come again.
+    /// The removed orders that may be inserted again.
     pub(super) may_return: BTreeSet<B256>,
     pub(super) blocks: Vec<BlockModel>,
-    /// By key and block; without one, the key's cancellations.
+    /// By key and block. Without a block it is the state of the key's cancellations.
     pub(super) keys: BTreeMap<KeySlot, KeyModel>,
-    /// Cancelled private transactions, by signer: since when, and the place in the log.
+    /// Cancelled private transactions, by signer: the time, and the position in the log.
     pub(super) withdrawn: BTreeMap<(Address, B256), (u64, usize)>,
-    /// The cancellations that replays show no more, and the next place in the log: what joins behind it does not see them.
+    /// The cancellations that replays no longer show, with the position in the log from which on
+    /// they do not.
     pub(super) ended: Vec<(usize, usize)>,
     pub(super) log: Vec<Line>,
-    /// The nonces of the last superseded message, and of what is above it.
+    /// The nonces of the last superseded message, and of the one above it.
     pub(super) superseded: [Option<u64>; 2],
-    /// Orders refused, at entry or when a reorg freed them.
+    /// The number of orders that were refused, at entry or when a reorg un-mined them.
     pub(super) rejected: u64,
 }
 
@@ -142,11 +143,11 @@ impl Model {
         self.pooled.iter().any(|order| order.id == *id)
     }
 
-    /// Among the last accepted, unless forgotten since.
+    /// Whether it is one of the last accepted orders, and was not forgotten since.
     pub(super) fn was_accepted(&self, id: &B256) -> bool {
-        let from = self.accepted.len().saturating_sub(DEDUPE);
-        self.accepted.iter().enumerate().skip(from).any(|(at, accepted)| {
-            accepted == id && !self.forgotten.iter().any(|(gone, when)| gone == id && *when > at)
+        let first = self.accepted.len().saturating_sub(DEDUPE);
+        self.accepted.iter().enumerate().skip(first).any(|(index, accepted)| {
+            accepted == id && !self.forgotten.iter().any(|(gone, when)| gone == id && *when > index)
         })
     }
 
@@ -178,13 +179,13 @@ impl Model {
     }
 
     pub(super) fn remove(&mut self, id: B256, reason: &str) -> Pooled {
-        let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
-        let order = self.pooled.remove(at);
+        let index = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
+        let order = self.pooled.remove(index);
         self.log.push((format!("-{id} {reason}"), order.block));
         order
     }
 
-    /// Removes what may come again.
+    /// Removes an order that may be inserted again.
     pub(super) fn release(&mut self, id: B256, reason: &str) {
         self.remove(id, reason);
         self.may_return.insert(id);
@@ -202,7 +203,7 @@ impl Model {
         self.blocks.last().map(|block| block.head.number)
     }
 
-    /// What the pool must say of a hash once its upkeep is done.
+    /// Returns the status that the pool must report once its upkeep is done.
     pub(super) fn status(&self, id: &B256) -> OrderStatus {
         if self.is_pooled(id) {
             OrderStatus::Pooled
@@ -215,13 +216,14 @@ impl Model {
         }
     }
 
-    /// The head, then what is live, in the order of acceptance, tombstones included.
+    /// Returns the head and the live events, in the order of acceptance, with cancellations.
     pub(super) fn snapshot(&self, block: Option<u64>) -> VecDeque<(usize, String)> {
         let orders =
             self.pooled.iter().map(|order| (order.seq, format!("+{}", order.id), order.block));
         let tombstones = self.keys.values().filter_map(|state| state.tombstone);
         let ended = self.ended.iter().filter(|(_, end)| *end >= self.log.len());
-        let withdrawn = self.withdrawn.values().map(|(_, seq)| *seq).chain(ended.map(|it| it.0));
+        let withdrawn =
+            self.withdrawn.values().map(|(_, seq)| *seq).chain(ended.map(|(seq, _)| *seq));
         let tombstones =
             tombstones.chain(withdrawn).map(|seq| (seq, self.log[seq].0.clone(), None));
         let mut live: Vec<_> = orders.chain(tombstones).collect();
@@ -231,10 +233,10 @@ impl Model {
         head.into_iter().chain(live.map(|(seq, line, _)| (seq, line))).collect()
     }
 
-    /// What of these places in the log was live as of the next one.
+    /// Returns the events at these positions of the log that were live at the end of the range.
     pub(super) fn live(&self, places: Range<usize>, block: Option<u64>) -> Vec<(usize, String)> {
         let (mut live, mut removed) = (Vec::new(), HashSet::new());
-        let is_over = |seq, (of, end): &(usize, usize)| *of == seq && *end < places.end;
+        let is_over = |seq, (ended, end): &(usize, usize)| *ended == seq && *end < places.end;
         for seq in places.clone().rev() {
             let (line, only) = &self.log[seq];
             let id = line[1..].split(' ').next();

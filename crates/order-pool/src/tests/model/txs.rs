@@ -1,10 +1,10 @@
-//! Transactions.
+//! The model's transactions.
 
 use super::*;
 
 impl Model {
-    /// A pooled transaction came again.
-    fn came_again(&mut self, again: &Pooled) -> &'static str {
+    /// Applies a pooled transaction that was inserted again.
+    fn insert_duplicate(&mut self, again: &Pooled) -> &'static str {
         let (id, is_listed) = (again.id, again.listed);
         if again.public {
             let order = self.get_mut(id);
@@ -63,7 +63,7 @@ impl Model {
         is_longer
     }
 
-    /// A node lists it. Of those that have its nonce and that a node lists, what pays less was replaced.
+    /// A node lists a transaction. Of listed ones with its nonce, one that pays less was replaced.
     pub(super) fn list(&mut self, id: B256) {
         let order = self.get_mut(id);
         (order.listed, order.deadline) = (true, None);
@@ -93,17 +93,17 @@ impl Model {
         let (id, view) = (order.id, order.tx.expect("a transaction"));
         let is_listed = order.listed;
         if self.is_pooled(&id) {
-            self.came_again(&order)
+            self.insert_duplicate(&order)
         } else if self.is_mined(&id) {
             let block = self.blocks.iter_mut().rev().find(|block| block.mined.contains(&id));
-            let taken = &mut block.expect("it is mined").taken;
-            match taken.iter_mut().find(|other| other.id == order.id) {
+            let removed = &mut block.expect("it is mined").removed;
+            match removed.iter_mut().find(|other| other.id == order.id) {
                 Some(kept) => kept.public |= order.public,
                 None => {
                     let until = order.terms.map(|terms| terms.max_block);
                     let deadline = until.is_none().then_some(0);
                     let canceller = order.terms.and_then(|terms| terms.signer);
-                    taken.push(Pooled { until, deadline, canceller, listed: false, ..order });
+                    removed.push(Pooled { until, deadline, canceller, listed: false, ..order });
                 }
             }
             "Mined"
@@ -168,8 +168,8 @@ impl Model {
         CancelPrivateOutcome::Cancelled
     }
 
-    /// After a head: the private transactions whose last block has passed, the earliest first, and those for
-    /// one too far ahead, the farthest first.
+    /// After a head: ends private transactions whose last block has passed, the earliest first, and
+    /// those for a block too far ahead, the farthest first.
     pub(super) fn pass_private(&mut self, number: u64) {
         let until = |order: &Pooled| Some((order.until?, order.seq, order.id));
         let mut kept: Vec<_> = self.pooled.iter().filter_map(until).collect();

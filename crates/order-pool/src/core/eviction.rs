@@ -1,60 +1,62 @@
-//! Which claims end so that one more fits into its half.
+//! Decides which claims end so that a new one fits into its half.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use alloy_primitives::Address;
 
 use super::{
-    limits::Division,
+    limits::ShareCaps,
     usage::{Measure, Size, Usage},
 };
 use crate::{error::RejectReason, holder::Holder};
 
-/// Of a signer's orders, the last is evicted first, and of those of the same rank the one accepted
-/// last, so that junk evicts no older ones. A transaction ranks by the tip that it pays at the base
-/// fee of its acceptance: a fee is only a claim, so it ranks a transaction among those of its holder.
-/// A bundle ranks by its block, since nobody knows what it pays without executing it.
-pub(super) type Place = (i128, u64);
+/// An order's rank and its sequence number. Of a signer's orders, the one with the highest key is
+/// evicted first: of equal rank the one accepted last, so that junk evicts no older order.
+///
+/// A transaction ranks by the tip that it pays at the base fee of its acceptance, the highest tip
+/// first. A fee is only a claim, so it ranks a transaction among those of its holder alone. A
+/// bundle ranks by its block, since nobody knows what it pays without executing it.
+pub(super) type EvictionKey = (i128, u64);
 
-/// Most holders of an order that lose it together, so that the search for room is bounded: an order
-/// with more is passed over.
+/// The most holders of an order that lose it together. An order with more is passed over, so that
+/// the search is bounded.
 const MAX_HOLDERS: usize = 16;
 
-/// Most claims that end together with those of others, at a microsecond each.
+/// The most claims that end together with those of others, at a microsecond each.
 const MAX_ENDED_CLAIMS: usize = 2_048;
 
-/// Most orders with several holders that are looked at for one claim: each costs up to
+/// The most orders with several holders that are inspected for one claim. Each costs up to
 /// [`MAX_HOLDERS`] look-ups.
 const MAX_SHARED_ORDERS: usize = 512;
 
 /// An order that at least one holder of the half has sent.
 #[derive(Clone, Debug)]
 pub(super) struct HeldOrder {
-    pub(super) place: Place,
+    pub(super) eviction_key: EvictionKey,
     /// The signer of a bundle, the sender of a transaction.
     pub(super) signer: Option<Address>,
     pub(super) bytes: usize,
     pub(super) holders: Vec<Holder>,
 }
 
-/// What callers hold of one kind of orders, or what the host and the signers that it knows hold.
+/// The orders of one kind that callers hold, or that the host and the signers that it knows hold.
 #[derive(Debug, Default)]
 pub(crate) struct Half {
     orders: BTreeMap<u64, HeldOrder>,
-    /// Of the orders, each counted once.
+    /// The size of the orders, each counted once.
     size: Size,
-    /// Of the claims.
-    usage: Usage<Option<Address>, Place>,
+    /// The usage by claims.
+    usage: Usage<Option<Address>, EvictionKey>,
 }
 
-/// A claim for which room is needed.
+/// A claim that needs room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewClaim {
     pub(super) holder: Holder,
     pub(super) signer: Option<Address>,
-    pub(super) place: Place,
+    pub(super) eviction_key: EvictionKey,
     pub(super) bytes: usize,
-    /// A pooled order that goes for it.
+    /// The pooled order that the new one replaces.
     pub(super) replaced: Option<u64>,
     /// Orders of other signers with a lower rank are not evicted for it.
     pub(super) lowest_rank: i128,
@@ -71,16 +73,16 @@ impl Half {
     }
 
     pub(super) fn is_held_by(&self, seq: u64, holder: &Holder) -> bool {
-        let held = |order: &HeldOrder| {
-            let signers = &self.usage.holders.get(holder)?.signers;
-            signers.get(&order.signer)?.items.get(&order.place)
-        };
-        self.orders.get(&seq).and_then(held).is_some()
+        self.orders.get(&seq).is_some_and(|order| {
+            let held = self.usage.holders.get(holder);
+            let signer = held.and_then(|held| held.signers.get(&order.signer));
+            signer.is_some_and(|signer| signer.items.contains_key(&order.eviction_key))
+        })
     }
 
-    /// Adds a claim that is not there, to an order whose other claims are in `order.holders`.
+    /// Adds a claim that does not exist yet, to an order whose other claims are in `order.holders`.
     pub(super) fn insert(&mut self, seq: u64, holder: Holder, order: HeldOrder) {
-        self.usage.insert(holder, order.signer, order.place, order.bytes);
+        self.usage.insert(holder, order.signer, order.eviction_key, order.bytes);
         let size = &mut self.size;
         let held = self.orders.entry(seq).or_insert_with(|| {
             size.add(order.bytes);
@@ -89,105 +91,110 @@ impl Half {
         held.holders.push(holder);
     }
 
-    /// Takes an order out. Its claims still count: [`Self::end_claim`] ends each.
+    /// Removes an order. Its claims still count until [`Self::release`] is called for each.
     pub(super) fn take(&mut self, seq: u64) -> Option<HeldOrder> {
         let order = self.orders.remove(&seq)?;
         self.size.subtract(order.bytes);
         Some(order)
     }
 
-    /// Ends a claim on an order that was taken out.
-    pub(super) fn end_claim(&mut self, order: &HeldOrder, holder: Holder) {
-        self.usage.remove(holder, order.signer, order.place, order.bytes);
+    /// Releases a claim on an order that [`Self::take`] removed.
+    pub(super) fn release(&mut self, order: &HeldOrder, holder: Holder) {
+        self.usage.remove(holder, order.signer, order.eviction_key, order.bytes);
     }
 
-    /// Ends a claim, if it is there.
+    /// Removes a claim, if it exists.
     pub(super) fn remove(&mut self, seq: u64, holder: &Holder) {
         let Some(order) = self.orders.get_mut(&seq) else { return };
         let Some(index) = order.holders.iter().position(|other| other == holder) else { return };
         order.holders.remove(index);
-        self.usage.remove(*holder, order.signer, order.place, order.bytes);
+        self.usage.remove(*holder, order.signer, order.eviction_key, order.bytes);
         if order.holders.is_empty() {
             self.size.subtract(order.bytes);
             self.orders.remove(&seq);
         }
     }
 
-    /// The first bundle for a block before `next` in the first share that is too full for the claim.
-    pub(super) fn passed_bundle(
+    /// Returns the first evictable bundle for a block before `next_block`, in the first share that
+    /// is too full for the claim.
+    pub(super) fn expired_bundle(
         &self,
         new: &NewClaim,
-        caps: &Division,
-        next: u64,
-        may_go: impl Fn(u64) -> bool,
+        caps: &ShareCaps,
+        next_block: u64,
+        is_evictable: impl Fn(u64) -> bool,
     ) -> Option<u64> {
-        const MAX_LOOKED_AT: usize = 256;
-        let room = Room::new(self, new);
-        let last = (i128::from(next), 0);
-        let first =
-            |seqs: &mut dyn Iterator<Item = u64>| seqs.take(MAX_LOOKED_AT).find(|seq| may_go(*seq));
-        let own = caps.of_holder(&new.holder);
+        const MAX_INSPECTED: usize = 256;
+        let plan = EvictionPlan::new(self, new);
+        let end = (i128::from(next_block), 0);
+        let first_evictable = |seqs: &mut dyn Iterator<Item = u64>| {
+            seqs.take(MAX_INSPECTED).find(|seq| is_evictable(*seq))
+        };
+        let own_caps = caps.for_holder(&new.holder);
         let network = new.holder.network();
-        if room.own.exceeds(&own).is_some() {
+        if plan.own.exceeds(&own_caps).is_some() {
             let held = self.usage.holders.get(&new.holder)?;
-            first(&mut held.items.range(..last).map(|(_, seq)| *seq))
-        } else if room.network.exceeds(&caps.of_network(network)).is_some() {
+            first_evictable(&mut held.items.range(..end).map(|(_, seq)| *seq))
+        } else if plan.network.exceeds(&caps.for_network(network)).is_some() {
             let held = self.usage.networks.get(&network?)?;
-            let end = (last, Holder::Host);
-            first(&mut held.items.range(..end).map(|((_, seq), _)| *seq))
-        } else if room.all.exceeds(&caps.half).is_some() {
+            let end = (end, Holder::Host);
+            first_evictable(&mut held.items.range(..end).map(|((_, seq), _)| *seq))
+        } else if plan.all.exceeds(&caps.half).is_some() {
             // The holders are few, or each has little.
-            let holders = self.usage.holders.values().take(MAX_LOOKED_AT);
-            let firsts = holders.filter_map(|held| held.items.range(..last).next());
-            first(&mut firsts.map(|(_, seq)| *seq))
+            let holders = self.usage.holders.values().take(MAX_INSPECTED);
+            let firsts = holders.filter_map(|held| held.items.range(..end).next());
+            first_evictable(&mut firsts.map(|(_, seq)| *seq))
         } else {
             None
         }
     }
 
-    /// Which claims must end so that a new one fits. At a holder's own cap, its signer with the most
-    /// (the new order included) loses its last order. At the cap of a network and of the half, the
-    /// holder with the most loses one in the same way. In the half an order counts once, so it goes
-    /// for all its holders, if each has more than the new claim's holder.
-    pub(super) fn room_for(
+    /// Returns the claims that must end so that a new one fits.
+    ///
+    /// At a holder's own cap, its signer with the most (the new order included) loses its last
+    /// order. At the cap of a network and of the half, the holder with the most loses one in the
+    /// same way. The half counts an order once, so there the order goes for all its holders, if
+    /// each of them has more than the new claim's holder.
+    pub(super) fn plan_evictions(
         &self,
         new: &NewClaim,
-        caps: &Division,
+        caps: &ShareCaps,
     ) -> Result<Vec<(u64, Holder)>, RejectReason> {
-        let own_caps = caps.of_holder(&new.holder);
+        let own_caps = caps.for_holder(&new.holder);
         let network = new.holder.network();
-        let network_caps = caps.of_network(network);
-        let mut room = Room::new(self, new);
-        if let Some(measure) = room.own.exceeds(&own_caps)
-            && !room.evict(new.holder, measure, Scope::Holder(own_caps))
+        let network_caps = caps.for_network(network);
+        let mut plan = EvictionPlan::new(self, new);
+        if let Some(measure) = plan.own.exceeds(&own_caps)
+            && !plan.evict(new.holder, measure, Scope::Holder(own_caps))
         {
-            let (holder, Size { count, bytes }) = (new.holder, self.usage.holder_size(&new.holder));
+            let Size { count, bytes } = self.usage.holder_size(&new.holder);
             let Size { count: limit, bytes: limit_bytes } = own_caps;
+            let holder = new.holder;
             return Err(RejectReason::HolderFull { holder, count, limit, bytes, limit_bytes });
         }
-        if let (Some(measure), Some(network)) = (room.network.exceeds(&network_caps), network) {
+        if let (Some(measure), Some(network)) = (plan.network.exceeds(&network_caps), network) {
             let by_size = self.usage.networks.get(&network).map(|held| &held.by_size);
             let largest = by_size.and_then(|by_size| by_size.by(measure).last());
-            let holder = room.larger(measure, largest);
-            if !room.evict(holder, measure, Scope::Network(network_caps)) {
+            let holder = plan.larger_holder(measure, largest);
+            if !plan.evict(holder, measure, Scope::Network(network_caps)) {
                 return Err(full(self.usage.network_size(network), network_caps));
             }
         }
-        if let Some(measure) = room.all.exceeds(&caps.half) {
-            let holder = room.larger(measure, self.usage.by_size.by(measure).last());
-            if !room.evict(holder, measure, Scope::Half(caps.half)) {
+        if let Some(measure) = plan.all.exceeds(&caps.half) {
+            let holder = plan.larger_holder(measure, self.usage.by_size.by(measure).last());
+            if !plan.evict(holder, measure, Scope::Half(caps.half)) {
                 return Err(full(self.size, caps.half));
             }
         }
-        if room.claims > caps.claims {
+        if plan.claims > caps.claims {
             let largest = self.usage.by_size.by(Measure::Count).last();
-            let holder = room.larger(Measure::Count, largest);
-            if !room.evict(holder, Measure::Count, Scope::Claims(caps.claims)) {
+            let holder = plan.larger_holder(Measure::Count, largest);
+            if !plan.evict(holder, Measure::Count, Scope::Claims(caps.claims)) {
                 let limit = Size { count: caps.claims, ..caps.half };
                 return Err(full(self.usage.total, limit));
             }
         }
-        Ok(room.victims)
+        Ok(plan.victims)
     }
 }
 
@@ -205,8 +212,8 @@ enum Scope {
     Claims(usize),
 }
 
-/// What would be held, as claims are chosen to end. The new claim is counted.
-struct Room<'a> {
+/// The claims chosen to end so far, and the sizes that would be left with the new claim.
+struct EvictionPlan<'a> {
     half: &'a Half,
     new: &'a NewClaim,
     own_signer: Size,
@@ -217,17 +224,18 @@ struct Room<'a> {
     /// In the order in which they were chosen.
     victims: Vec<(u64, Holder)>,
     chosen: BTreeSet<(u64, Holder)>,
-    /// How many more orders may be chosen, and how many more with several holders may be looked at.
+    /// How many more orders may be chosen.
     orders_left: usize,
+    /// How many more orders with several holders may be inspected.
     shared_left: usize,
 }
 
-impl<'a> Room<'a> {
+impl<'a> EvictionPlan<'a> {
     fn new(half: &'a Half, new: &'a NewClaim) -> Self {
-        let NewClaim { holder, signer, place, bytes, .. } = *new;
+        let NewClaim { holder, signer, eviction_key, bytes, .. } = *new;
         let usage = &half.usage;
         let network = holder.network();
-        let mut room = Self {
+        let mut plan = Self {
             half,
             new,
             own_signer: usage.signer_size(&holder, &signer),
@@ -240,32 +248,32 @@ impl<'a> Room<'a> {
             orders_left: new.max_evicted,
             shared_left: MAX_SHARED_ORDERS,
         };
-        for size in [&mut room.own_signer, &mut room.own, &mut room.network] {
+        for size in [&mut plan.own_signer, &mut plan.own, &mut plan.network] {
             size.add(bytes);
         }
-        if !half.orders.contains_key(&place.1) {
-            room.all.add(bytes);
+        if !half.orders.contains_key(&eviction_key.1) {
+            plan.all.add(bytes);
         }
         if let Some(old) = new.replaced.and_then(|seq| half.orders.get(&seq)) {
-            room.all.subtract(old.bytes);
-            room.claims -= old.holders.len();
+            plan.all.subtract(old.bytes);
+            plan.claims -= old.holders.len();
             for other in &old.holders {
                 if *other == holder {
-                    room.own.subtract(old.bytes);
+                    plan.own.subtract(old.bytes);
                     if old.signer == signer {
-                        room.own_signer.subtract(old.bytes);
+                        plan.own_signer.subtract(old.bytes);
                     }
                 }
                 if network.is_some() && other.network() == network {
-                    room.network.subtract(old.bytes);
+                    plan.network.subtract(old.bytes);
                 }
             }
         }
-        room
+        plan
     }
 
-    /// The largest holder, if it has more than the new claim's; or else that one.
-    fn larger(&self, measure: Measure, largest: Option<&(usize, Holder)>) -> Holder {
+    /// Returns the largest holder if it has more than the new claim's holder, or else that one.
+    fn larger_holder(&self, measure: Measure, largest: Option<&(usize, Holder)>) -> Holder {
         let larger = largest.filter(|(size, _)| *size > self.own.part(measure));
         larger.map_or(self.new.holder, |(_, holder)| *holder)
     }
@@ -279,8 +287,8 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// Whether so many bytes are too few to help: all that may still be evicted would not make room
-    /// if each had as few.
+    /// Whether an order of so few bytes cannot help: all orders that may still be evicted would not
+    /// make room if each had as few.
     fn is_too_small(&self, bytes: usize, scope: Scope) -> bool {
         let (size, caps) = match scope {
             Scope::Holder(caps) => (self.own, caps),
@@ -291,15 +299,16 @@ impl<'a> Room<'a> {
         bytes.saturating_mul(self.orders_left) < size.bytes.saturating_sub(caps.bytes)
     }
 
-    /// Chooses claims of a holder until enough is free. Returns whether it is.
+    /// Chooses claims of a holder until there is enough room. Returns whether there is.
     fn evict(&mut self, holder: Holder, measure: Measure, scope: Scope) -> bool {
         let half = self.half;
         let Some(held) = half.usage.holders.get(&holder) else { return !self.is_over(scope) };
         let is_own = holder == self.new.holder;
-        let own = held.signers.get(&self.new.signer).filter(|_| is_own);
-        let is_kept = |place: &&Place| Some(place.1) != self.new.replaced;
-        let own_last = own.and_then(|own| own.items.keys().rev().find(is_kept));
-        let own_last = own_last.copied().unwrap_or(self.new.place).max(self.new.place);
+        let own_signer = held.signers.get(&self.new.signer).filter(|_| is_own);
+        let is_not_replaced = |key: &&EvictionKey| Some(key.1) != self.new.replaced;
+        let own_last = own_signer
+            .and_then(|signer| signer.items.keys().rev().find(is_not_replaced))
+            .map_or(self.new.eviction_key, |last| self.new.eviction_key.max(*last));
         for &(size, (last, signer)) in held.by_size.by(measure).iter().rev() {
             if !self.is_over(scope) {
                 break;
@@ -313,37 +322,37 @@ impl<'a> Room<'a> {
                 break;
             }
             let mut left = size;
-            for (place, bytes) in held.signers[&signer].items.iter().rev() {
+            for (key, bytes) in held.signers[&signer].items.iter().rev() {
                 let is_done = !self.is_over(scope) || is_own && left < own_size;
-                if is_done || place.0 < self.new.lowest_rank {
+                if is_done || key.0 < self.new.lowest_rank {
                     break;
                 }
-                if self.end(holder, measure, *place, *bytes, scope) {
+                if self.choose(holder, measure, *key, *bytes, scope) {
                     left -= if measure == Measure::Count { 1 } else { *bytes };
                 }
             }
         }
-        for (place, bytes) in own.into_iter().flat_map(|own| own.items.iter().rev()) {
-            if !self.is_over(scope) || *place <= self.new.place {
+        for (key, bytes) in own_signer.into_iter().flat_map(|own| own.items.iter().rev()) {
+            if !self.is_over(scope) || *key <= self.new.eviction_key {
                 break;
             }
-            self.end(holder, measure, *place, *bytes, scope);
+            self.choose(holder, measure, *key, *bytes, scope);
         }
         !self.is_over(scope)
     }
 
-    /// Chooses the claim of a holder on an order, and in the half those of all others on it; not if
-    /// that would not help, or if one of the others has no more than the new claim's holder. Returns
-    /// whether it is chosen.
-    fn end(
+    /// Chooses the claim of a holder on an order, and in the half all other claims on it too. Does
+    /// not if that would not help, or if one of the other holders has no more than the new claim's
+    /// holder. Returns whether it did.
+    fn choose(
         &mut self,
         holder: Holder,
         measure: Measure,
-        (_, seq): Place,
+        (_, seq): EvictionKey,
         bytes: usize,
         scope: Scope,
     ) -> bool {
-        let is_protected = Some(seq) == self.new.replaced || seq == self.new.place.1;
+        let is_protected = Some(seq) == self.new.replaced || seq == self.new.eviction_key.1;
         if is_protected
             || self.orders_left == 0
             || self.is_too_small(bytes, scope)
@@ -369,10 +378,10 @@ impl<'a> Room<'a> {
                     return false;
                 }
             }
-            holders.iter().for_each(|holder| self.push(*holder, seq, bytes));
+            holders.iter().for_each(|holder| self.push_victim(*holder, seq, bytes));
             self.all.subtract(bytes);
         } else {
-            self.push(holder, seq, bytes);
+            self.push_victim(holder, seq, bytes);
             let is_chosen = |other: &Holder| self.chosen.contains(&(seq, *other));
             if holders.len() <= MAX_HOLDERS && others().all(is_chosen) {
                 self.all.subtract(bytes);
@@ -382,7 +391,7 @@ impl<'a> Room<'a> {
         true
     }
 
-    fn push(&mut self, holder: Holder, seq: u64, bytes: usize) {
+    fn push_victim(&mut self, holder: Holder, seq: u64, bytes: usize) {
         if !self.chosen.insert((seq, holder)) {
             return;
         }
