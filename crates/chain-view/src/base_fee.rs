@@ -1,19 +1,19 @@
-//! The base fee by EIP-1559, computed so that no header makes it overflow.
+//! Computes the base fee by EIP-1559, so that no header makes it overflow.
 
 use std::cmp::Ordering;
 
-/// Gas limit divided by gas target (EIP-1559, `ELASTICITY_MULTIPLIER`).
+/// The gas limit divided by the gas target (EIP-1559, `ELASTICITY_MULTIPLIER`).
 const ELASTICITY: u64 = 2;
 
 /// The base fee changes by at most this fraction of itself (EIP-1559,
 /// `BASE_FEE_MAX_CHANGE_DENOMINATOR`).
 const MAX_CHANGE_DENOMINATOR: u128 = 8;
 
-/// The base fee of the block after one with this header, in wei per gas, by EIP-1559 with mainnet's
-/// parameters.
+/// Returns the base fee of the block after one with this header, in wei per gas, by EIP-1559 with
+/// mainnet's parameters.
 ///
-/// `None` for a header from which none follows: a gas limit under 2, or a fee beyond `u64`. Headers
-/// come from outside, so neither may panic.
+/// It is `None` if the gas limit is below 2, or if the fee exceeds `u64`. Headers come from
+/// outside, so neither may panic.
 #[must_use]
 pub fn next_base_fee_wei(base_fee_wei: u64, gas_used: u64, gas_limit: u64) -> Option<u64> {
     let target = gas_limit / ELASTICITY;

@@ -1,11 +1,11 @@
-//! The types for heads, blocks and nonces that all parts share.
+//! The types for heads, blocks and nonces that all crates share.
 
 use std::sync::Arc;
 
 use alloy_primitives::{Address, B256};
 
-/// The head of the chain: the fields of its newest block that a builder needs for the next one. There may be more of
-/// them in a later version: end a literal with `..Head::new(…)`.
+/// The head of the chain: the fields of its newest block that a builder needs for the next one. A
+/// later version may have more fields, so end a literal with `..Head::new(…)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// The block's number.
@@ -16,7 +16,7 @@ pub struct Head {
     pub parent_hash: B256,
     /// Seconds since the Unix epoch.
     pub timestamp: u64,
-    /// Base fee of the block after it, in wei per gas; `None` if it is not known, or before London.
+    /// Base fee of the next block, in wei per gas; `None` if it is not known, or before London.
     pub next_base_fee_wei: Option<u64>,
     /// Base fee of the block itself, in wei per gas; `None` if it is not known, or before London.
     pub base_fee_wei: Option<u64>,
@@ -33,7 +33,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head whose other fields are zero or unknown.
+    /// Makes a head whose other fields are zero or unknown.
     #[must_use]
     pub const fn new(number: u64, hash: B256, parent_hash: B256) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl Head {
 
 /// A block: its head, and the transactions that it contains.
 ///
-/// A clone shares the hashes.
+/// A clone shares the list of hashes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Block {
@@ -64,7 +64,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// A block with these transactions.
+    /// Makes a block with these transactions.
     #[must_use]
     pub fn new(head: Head, mined: impl Into<Arc<[B256]>>) -> Self {
         Self { head, mined: mined.into() }
@@ -82,7 +82,7 @@ pub struct NonceUpdate {
 }
 
 impl NonceUpdate {
-    /// After a block, `next_nonce` is the lowest nonce that `sender` can still use.
+    /// Makes an update: `next_nonce` is the lowest nonce that `sender` can still use.
     #[must_use]
     pub const fn new(sender: Address, next_nonce: u64) -> Self {
         Self { sender, next_nonce }
@@ -95,18 +95,18 @@ impl From<(Address, u64)> for NonceUpdate {
     }
 }
 
-/// The nonces that one block raised, including those of private transactions.
+/// The nonces that one block raised, with those of private transactions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockNonces {
-    /// The block.
+    /// The hash of the block.
     pub block_hash: B256,
-    /// One for each sender of the block.
+    /// One update for each sender of the block.
     pub updates: Vec<NonceUpdate>,
 }
 
 impl BlockNonces {
-    /// The updates of one block.
+    /// Makes the updates of one block.
     #[must_use]
     pub const fn new(block_hash: B256, updates: Vec<NonceUpdate>) -> Self {
         Self { block_hash, updates }

@@ -1,4 +1,4 @@
-//! The recent blocks of the canonical chain, their transactions and nonces.
+//! Keeps the recent blocks of the canonical chain, and decides how a new block relates to them.
 
 use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
@@ -20,10 +20,11 @@ pub enum Relation {
         replaced: usize,
     },
     /// Its parent is not among the recent blocks: blocks in between were missed, or a reorg goes
-    /// deeper than the remembered blocks. Nothing proves that those below are its ancestors, so they
-    /// are forgotten.
+    /// deeper than the remembered blocks. Nothing proves that those below are its ancestors, so
+    /// they are forgotten.
     Gap {
-        /// The number of known blocks at its parent's height and above, which cannot be its ancestors.
+        /// The number of known blocks at its parent's height and above, which cannot be its
+        /// ancestors.
         replaced: usize,
     },
     /// Its parent is a recent block, but its number does not follow: nothing changes.
@@ -31,7 +32,7 @@ pub enum Relation {
 }
 
 impl Relation {
-    /// The number of blocks that it replaces.
+    /// Returns the number of blocks that the new block replaces.
     #[must_use]
     pub const fn replaced(&self) -> usize {
         match self {
@@ -51,13 +52,13 @@ impl Relation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pushed {
-    /// How the block relates to those before it.
+    /// How the block relates to the recent ones.
     pub relation: Relation,
-    /// The blocks it replaced, oldest first. Their nonces are removed with them.
+    /// The blocks that it replaced, oldest first. Their nonces are removed with them.
     pub undone: Vec<Block>,
     /// Other blocks that were removed, oldest first: to make room (none, one, or, for a block with
-    /// very many transactions, several), or all that a [`Relation::Gap`] did not replace. It is unknown
-    /// whether the latter are on the chain, so their transactions may be pending.
+    /// very many transactions, several), or all that a [`Relation::Gap`] did not replace. It is
+    /// unknown whether the latter are on the chain, so their transactions may be pending.
     pub forgotten: Vec<Block>,
 }
 
@@ -65,7 +66,7 @@ pub struct Pushed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ObsoleteReason {
-    /// A recent block contains it.
+    /// A recent block contains the transaction.
     Mined,
     /// A recent block contains another transaction of its sender with the same nonce or a higher
     /// one.
@@ -92,40 +93,41 @@ struct Recent {
     raised: Vec<Address>,
 }
 
-/// Most hashes of mined transactions that [`RecentBlocks`] remembers, unless a single block has
+/// The most hashes of mined transactions that [`RecentBlocks`] remembers, unless a single block has
 /// more.
 ///
-/// 64 blocks of mainnet have at most 182,857 (60,000,000 gas of transfers at 21,000 each, in 64
-/// blocks); this leaves room for almost three times the gas limit. In the table they take at most
-/// 2^20 slots of 37 bytes, 39 MB, however many transactions a development chain, or a node that
-/// lies, puts into a block.
+/// 64 blocks of mainnet have at most 182,857 transactions (60,000,000 gas each, of transfers at
+/// 21,000 gas), so this leaves room for almost three times the gas limit. In the table they take at
+/// most 2^20 slots of 37 bytes, 39 MB, however many transactions a development chain, or a node
+/// that lies, puts into a block.
 pub const MAX_RECENT_HASHES: usize = 1 << 19;
 
-/// The newest blocks of the canonical chain, with the hashes they mined and the nonces they raised.
-/// Each is the parent of the next.
+/// The newest blocks of the canonical chain, with the hashes of their transactions and the nonces
+/// that they raised. Each block is the parent of the next.
 ///
 /// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500
 /// transactions of as many senders, at about 40 + 40 bytes in the tables and 32 in the block: 64
-/// such blocks are some 11 MB. The tables use the hasher of std, because a node that chooses hashes does not know its
-/// secret.
+/// such blocks are some 11 MB. The tables use the hasher of std, because a node that chooses hashes
+/// does not know its secret.
 #[derive(Debug)]
 pub struct RecentBlocks {
-    /// Oldest first.
+    /// The oldest first.
     blocks: VecDeque<Recent>,
     /// The number of transactions in all blocks.
     hashes: usize,
-    /// For each hash the number of blocks that contain it (one on a real chain), and the lower half of the serial of
-    /// the newest of them.
+    /// For each hash the number of blocks that contain it (one on a real chain), and the lower half
+    /// of the serial of the newest of them.
     mined: HashMap<B256, (u32, u32)>,
-    /// The nonces that blocks raised, by sender. They are added in any order and removed with their block.
+    /// The nonces that blocks raised, by sender. They are added in any order and removed with their
+    /// block.
     nonces: HashMap<Address, Vec<Raised>>,
     next_serial: u64,
     max_blocks: usize,
 }
 
 impl RecentBlocks {
-    /// Remembers at most `max_blocks` blocks, at least one; fewer if they have more than
-    /// [`MAX_RECENT_HASHES`] transactions.
+    /// Makes an empty list of at most `max_blocks` blocks, and at least one. It keeps fewer if they
+    /// have more than [`MAX_RECENT_HASHES`] transactions.
     #[must_use]
     pub fn new(max_blocks: usize) -> Self {
         Self {
@@ -138,24 +140,25 @@ impl RecentBlocks {
         }
     }
 
-    /// The newest block's head.
+    /// Returns the newest block's head.
     #[must_use]
     pub fn head(&self) -> Option<&Head> {
         self.blocks.back().map(|recent| &recent.block.head)
     }
 
-    /// The blocks, oldest first.
+    /// Returns the blocks, the oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Block> + ExactSizeIterator {
         self.blocks.iter().map(|recent| &recent.block)
     }
 
-    /// The block with this hash, if it is one of the recent ones.
+    /// Returns the block with this hash, if it is one of the recent ones.
     #[must_use]
     pub fn block(&self, hash: &B256) -> Option<&Block> {
         self.iter().rev().find(|block| block.head.hash == *hash)
     }
 
-    /// How a block with this head relates to the recent ones. This is the one rule for reorgs.
+    /// Returns how a block with this head relates to the recent ones. This is the one rule for
+    /// reorgs.
     #[must_use]
     pub fn relate(&self, head: &Head) -> Relation {
         if self.block(&head.hash).is_some() {
@@ -190,7 +193,7 @@ impl RecentBlocks {
         for recent in self.blocks.split_off(kept) {
             pushed.undone.push(self.remove_from_tables(recent));
         }
-        // Before the new hashes are added, so that the table never holds more than the bound.
+        // The new hashes are added afterwards, so that the table never exceeds its bound.
         self.hashes += block.mined.len();
         let max_kept = match relation {
             Relation::Gap { .. } => 0,
@@ -203,8 +206,9 @@ impl RecentBlocks {
         let serial = self.next_serial;
         self.next_serial += 1;
         for hash in block.mined.iter() {
-            let (times, newest) = self.mined.entry(*hash).or_default();
-            (*times, *newest) = (*times + 1, serial as u32);
+            let (count, newest) = self.mined.entry(*hash).or_default();
+            *count += 1;
+            *newest = serial as u32;
         }
         self.blocks.push_back(Recent { serial, block, raised: Vec::new() });
         pushed
@@ -234,7 +238,8 @@ impl RecentBlocks {
         self.mined.contains_key(hash)
     }
 
-    /// The newest block that contains the transaction, without looking through the blocks' hashes.
+    /// Returns the newest block that contains the transaction, without a search of the blocks'
+    /// hashes.
     #[must_use]
     pub fn block_of(&self, hash: &B256) -> Option<&Block> {
         let (_, newest) = self.mined.get(hash)?;
@@ -242,13 +247,13 @@ impl RecentBlocks {
         recent.map(|recent| &recent.block)
     }
 
-    /// The lowest nonce the sender can still use, if one of the blocks raised it.
+    /// Returns the lowest nonce that the sender can still use, if one of the blocks raised it.
     #[must_use]
     pub fn next_nonce(&self, sender: &Address) -> Option<u64> {
         self.nonces.get(sender)?.iter().map(|raised| raised.next_nonce).max()
     }
 
-    /// Whether a recent block made the transaction impossible to mine, and how.
+    /// Returns why the transaction can no longer be mined, if a recent block is the reason.
     #[must_use]
     pub fn obsolete_reason(
         &self,
@@ -267,10 +272,11 @@ impl RecentBlocks {
     fn remove_from_tables(&mut self, recent: Recent) -> Block {
         self.hashes -= recent.block.mined.len();
         for hash in recent.block.mined.iter() {
-            if let Entry::Occupied(mut times) = self.mined.entry(*hash) {
-                times.get_mut().0 -= 1;
-                if times.get().0 == 0 {
-                    times.remove();
+            if let Entry::Occupied(mut entry) = self.mined.entry(*hash) {
+                let (count, _) = entry.get_mut();
+                *count -= 1;
+                if *count == 0 {
+                    entry.remove();
                 }
             }
         }

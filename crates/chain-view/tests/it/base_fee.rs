@@ -5,7 +5,7 @@ use chain_view::next_base_fee_wei;
 use proptest::prelude::*;
 
 #[test]
-fn an_absurd_header_has_no_next_base_fee_and_panics_nowhere() {
+fn an_absurd_header_has_no_next_base_fee() {
     assert_eq!(next_base_fee_wei(u64::MAX, 30_000_000, 30_000_000), None);
     assert_eq!(next_base_fee_wei(u64::MAX, u64::MAX, 2), None);
     assert_eq!(next_base_fee_wei(7, 1, 0), None);
@@ -16,7 +16,7 @@ fn an_absurd_header_has_no_next_base_fee_and_panics_nowhere() {
 
 proptest! {
     #[test]
-    fn it_equals_alloys_on_headers_that_a_chain_can_have(
+    fn the_base_fee_equals_alloys_on_possible_headers(
         base_fee in 0..1_u64 << 50,
         gas_limit in 5_000..1_u64 << 40,
         used in 0.0..=1.0_f64,
@@ -28,7 +28,7 @@ proptest! {
     }
 
     #[test]
-    fn no_header_makes_it_panic(base_fee: u64, gas_used: u64, gas_limit: u64) {
+    fn no_header_makes_the_base_fee_panic(base_fee: u64, gas_used: u64, gas_limit: u64) {
         let _ = next_base_fee_wei(base_fee, gas_used, gas_limit);
     }
 }

@@ -1,4 +1,4 @@
-//! The recent blocks against a naive model, and the base fee against alloy's.
+//! Compares the recent blocks with a naive model, and the base fee with alloy's.
 
 mod base_fee;
 mod model;

@@ -1,4 +1,4 @@
-//! Random forks, gaps, repeats and late nonces against plain lists, equal after every step.
+//! Compares random forks, gaps, repeats and late nonces with plain lists after every step.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,21 @@ const NONCES: u64 = 6;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// With a number that is so much above its parent's, by one for a child; not pushed, its children come with a gap.
-    Make { parent: Parent, off: u64, mined: Vec<u64>, is_pushed: bool },
-    /// One that was made before, whether it is there, undone, forgotten or was never pushed.
+    /// Makes a block with the number of its parent plus `distance`, which is one for a child. If it
+    /// is not pushed, its children come with a gap.
+    Make { parent: Parent, distance: u64, mined: Vec<u64>, is_pushed: bool },
+    /// Pushes a block that was made before: it may be known, undone, forgotten, or never pushed.
     Again { block: Index },
-    /// For any block that was ever made, or for one that never was.
+    /// Raises a nonce of any block that was made, or of an unknown one.
     Nonce { block: Option<Index>, sender: u64, next: u64 },
 }
 
 #[derive(Clone, Debug)]
 enum Parent {
     Newest,
-    /// Any block that was ever made, pushed or not.
+    /// Any block that was made, pushed or not.
     Made(Index),
-    /// One that was never made, somewhere around the newest.
+    /// An unknown block with a number around the newest one's.
     Unknown(u64),
 }
 
@@ -37,10 +38,10 @@ fn op() -> impl Strategy<Value = Op> {
         4 => any::<Index>().prop_map(Parent::Made),
         1 => (0_u64..20).prop_map(Parent::Unknown),
     ];
-    let off = prop_oneof![12 => Just(1), 1 => Just(0), 1 => 2_u64..6];
+    let distance = prop_oneof![12 => Just(1), 1 => Just(0), 1 => 2_u64..6];
     prop_oneof![
-        13 => (parent, off, mined, prop::bool::weighted(0.9)).prop_map(
-            |(parent, off, mined, is_pushed)| Op::Make { parent, off, mined, is_pushed }),
+        13 => (parent, distance, mined, prop::bool::weighted(0.9)).prop_map(
+            |(parent, distance, mined, is_pushed)| Op::Make { parent, distance, mined, is_pushed }),
         2 => any::<Index>().prop_map(|block| Op::Again { block }),
         9 => (prop::option::weighted(0.9, any::<Index>()), 0..SENDERS, 0..NONCES)
             .prop_map(|(block, sender, next)| Op::Nonce { block, sender, next }),
@@ -58,9 +59,9 @@ fn sender(n: u64) -> Address {
 #[derive(Debug)]
 struct Run {
     real: RecentBlocks,
-    /// What is known, oldest first, each with the nonces it raised.
+    /// The known blocks, the oldest first, each with the nonces that it raised.
     known: Vec<(Block, BTreeMap<Address, u64>)>,
-    /// Every block that was made.
+    /// All blocks that were made.
     made: Vec<Block>,
 }
 
@@ -111,25 +112,25 @@ impl Run {
         assert_eq!(pushed.forgotten, forgotten);
     }
 
-    fn raise(&mut self, block: B256, who: u64, next: u64) {
-        let before = self.next_nonce(&sender(who));
-        let told = self.real.raise(&block, NonceUpdate::new(sender(who), next));
+    fn raise(&mut self, block: B256, sender: Address, next: u64) {
+        let before = self.next_nonce(&sender);
+        let is_news = self.real.raise(&block, NonceUpdate::new(sender, next));
         let known = self.known.iter_mut().find(|(known, _)| known.head.hash == block);
         let Some((_, nonces)) = known else {
-            return assert_eq!(told, None);
+            return assert_eq!(is_news, None);
         };
-        let said = nonces.entry(sender(who)).or_default();
-        *said = next.max(*said);
-        assert_eq!(told, Some(before.is_none_or(|before| before < next)));
+        let highest = nonces.entry(sender).or_default();
+        *highest = next.max(*highest);
+        assert_eq!(is_news, Some(before.is_none_or(|before| before < next)));
     }
 
-    fn next_nonce(&self, who: &Address) -> Option<u64> {
-        self.known.iter().filter_map(|(_, nonces)| nonces.get(who)).max().copied()
+    fn next_nonce(&self, sender: &Address) -> Option<u64> {
+        self.known.iter().filter_map(|(_, nonces)| nonces.get(sender)).max().copied()
     }
 
     fn step(&mut self, op: Op) {
         match op {
-            Op::Make { parent, off, mined, is_pushed } => {
+            Op::Make { parent, distance, mined, is_pushed } => {
                 let newest = self.known.last().expect("there is always one").0.head;
                 let fresh = |base: u64| hash(base + self.made.len() as u64);
                 let Head { number, hash: parent, .. } = match parent {
@@ -140,7 +141,7 @@ impl Run {
                         Head::new(number, fresh(5_000), B256::ZERO)
                     }
                 };
-                let head = Head::new(number + off, fresh(1_000), parent);
+                let head = Head::new(number + distance, fresh(1_000), parent);
                 let mined: Vec<_> = mined.into_iter().map(hash).collect();
                 let block = Block::new(head, mined);
                 self.made.push(block.clone());
@@ -149,9 +150,9 @@ impl Run {
                 }
             }
             Op::Again { block } => self.push(block.get(&self.made).clone()),
-            Op::Nonce { block, sender, next } => {
+            Op::Nonce { block, sender: number, next } => {
                 let block = block.map(|block| block.get(&self.made).head.hash);
-                self.raise(block.unwrap_or(hash(9_999)), sender, next);
+                self.raise(block.unwrap_or(hash(9_999)), sender(number), next);
             }
         }
     }
@@ -170,14 +171,14 @@ impl Run {
         for n in 0..HASHES {
             let mined = self.known.iter().any(|(block, _)| block.mined.contains(&hash(n)));
             assert_eq!(self.real.is_mined(&hash(n)), mined);
-            for who in (0..SENDERS).map(sender) {
-                let next = self.next_nonce(&who);
-                assert_eq!(self.real.next_nonce(&who), next);
+            for sender in (0..SENDERS).map(sender) {
+                let next = self.next_nonce(&sender);
+                assert_eq!(self.real.next_nonce(&sender), next);
                 for nonce in 0..NONCES {
                     let stale = next.filter(|next| nonce < *next);
                     let stale = stale.map(|next_nonce| ObsoleteReason::StaleNonce { next_nonce });
                     let expected = if mined { Some(ObsoleteReason::Mined) } else { stale };
-                    assert_eq!(self.real.obsolete_reason(&hash(n), &who, nonce), expected);
+                    assert_eq!(self.real.obsolete_reason(&hash(n), &sender, nonce), expected);
                 }
             }
         }

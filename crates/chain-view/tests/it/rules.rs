@@ -1,4 +1,4 @@
-//! What the model does not reach: absurd numbers, and blocks that are longer than the memory.
+//! Cases that the model does not reach: absurd numbers, and blocks with too many transactions.
 
 use alloy_primitives::B256;
 use chain_view::{Block, Head, MAX_RECENT_HASHES, RecentBlocks, Relation};
@@ -13,7 +13,7 @@ fn block(number: u64, hash: u64, parent: u64, mined: &[u64]) -> Block {
 }
 
 #[test]
-fn a_block_of_an_unknown_parent_may_have_any_number() {
+fn a_block_with_an_unknown_parent_may_have_any_number() {
     let mut recent = RecentBlocks::new(64);
     recent.push(block(5, 5, 4, &[]));
     for (number, replaced) in [(u64::MAX, 0), (0, 1), (u64::MAX, 0)] {
@@ -23,7 +23,7 @@ fn a_block_of_an_unknown_parent_may_have_any_number() {
 }
 
 #[test]
-fn the_memory_is_bounded_in_hashes_however_long_the_blocks_are() {
+fn the_memory_is_bounded_in_hashes() {
     let quarter = (MAX_RECENT_HASHES / 4) as u64;
     let long = |n: u64| (n * quarter..(n + 1) * quarter).collect::<Vec<_>>();
     let mut recent = RecentBlocks::new(64);
@@ -34,7 +34,8 @@ fn the_memory_is_bounded_in_hashes_however_long_the_blocks_are() {
         assert_eq!(forgotten, n.checked_sub(4).filter(|n| *n > 0).into_iter().collect::<Vec<_>>());
     }
     assert!(!recent.is_mined(&h(7 * quarter - 1)) && recent.is_mined(&h(7 * quarter)));
-    // One that is longer than all of them may be is kept alone, and goes with the next.
+    // A single block with more hashes than the bound is kept alone, and is removed with the next
+    // one.
     let longest: Vec<_> = (0..=MAX_RECENT_HASHES as u64).collect();
     let pushed = recent.push(block(11, 11, 10, &longest));
     assert_eq!((pushed.forgotten.len(), recent.iter().len()), (4, 1));
