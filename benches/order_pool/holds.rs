@@ -1,8 +1,9 @@
-//! The longest hold of the writer's lock by each operation on a pool at its caps, in CPU time of the thread that holds
-//! it: other processes of the machine are not in it.
+//! Measures the longest hold of the writer's lock by each operation on a pool at its caps, in CPU
+//! time of the thread that holds it, which leaves out other processes of the machine.
 //!
-//! Under the lock the pool sets its gauges, the last thing that it does there. So the time between two of these moments
-//! contains one hold, and no more than what the same thread does between two.
+//! The last thing that the pool does under the lock is to set its gauges. So the time between two
+//! of these moments contains one hold, and besides only what the same thread does between two
+//! holds.
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
@@ -19,18 +20,19 @@ use testkit::{
     usage::thread_cpu,
 };
 
-use crate::load::{bundle, caller, external, head, name, of_bundles, rising, sender};
+use crate::load::{block_hash, bundle, caller, external, head, rising, sender, with_bundles};
 
 const LONGEST_MS: f64 = 5.0;
 
 thread_local! {
-    /// When the last hold of this thread ended, and its longest.
+    /// When the last hold of this thread ended, and the longest hold so far.
     static HOLDS: Cell<(Duration, Duration)> = const { Cell::new((Duration::ZERO, Duration::ZERO)) };
 }
 
-struct Ends;
+/// Records the end of each hold.
+struct HoldRecorder;
 
-impl GaugeFn for Ends {
+impl GaugeFn for HoldRecorder {
     fn increment(&self, _: f64) {}
     fn decrement(&self, _: f64) {}
     fn set(&self, _: f64) {
@@ -42,15 +44,15 @@ impl GaugeFn for Ends {
     }
 }
 
-/// Upkeep counts its step after it has freed memory without the lock.
-impl CounterFn for Ends {
+/// Upkeep counts its step after it has freed memory without the lock, which is no hold.
+impl CounterFn for HoldRecorder {
     fn increment(&self, _: u64) {
         HOLDS.with(|holds| holds.set((thread_cpu(), holds.get().1)));
     }
     fn absolute(&self, _: u64) {}
 }
 
-impl Recorder for Ends {
+impl Recorder for HoldRecorder {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -68,24 +70,24 @@ impl Recorder for Ends {
     }
 }
 
-/// The longest hold in it, in milliseconds.
+/// Runs operations, and returns their longest hold in milliseconds.
 fn longest(operations: impl FnOnce()) -> f64 {
     HOLDS.with(|holds| holds.set((thread_cpu(), Duration::ZERO)));
     operations();
     HOLDS.with(|holds| holds.get().1.as_secs_f64() * 1e3)
 }
 
-/// An empty pool at block 1.
+/// Returns an empty pool at block 1.
 fn pool() -> (OrderPool, Clock) {
     let clock = Clock::manual();
-    let pool = metrics::with_local_recorder(&Ends, || {
+    let pool = metrics::with_local_recorder(&HoldRecorder, || {
         OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("the default is valid")
     });
     pool.on_head(head(1, Vec::new()));
     (pool, clock)
 }
 
-/// The transactions of the `n`th bundle.
+/// Returns the transactions of the `n`th bundle.
 fn txs(n: u64, count: u64) -> Vec<Transaction> {
     (0..count).map(|i| external(1 << 40 | n << 8 | i, 0, 0)).collect()
 }
@@ -94,19 +96,19 @@ fn run_upkeep(pool: &OrderPool) {
     while pool.upkeep() {}
 }
 
-/// Each operation on the pool that makes it the most work.
+/// Measures each operation on the pool that makes it the most work.
 pub(crate) fn holds(is_quick: bool) -> Goal {
     println!("\nlongest hold of the writer's lock at the caps, in ms of CPU time");
-    let part = |of: usize| (if is_quick { of / 20 } else { of }) as u64;
+    let part = |count: usize| (if is_quick { count / 20 } else { count }) as u64;
     let mut most = 0.0_f64;
-    let mut row = |what: String, ms: f64| {
-        println!("  {what:<60} {ms:>6.2}");
+    let mut row = |operation: String, ms: f64| {
+        println!("  {operation:<60} {ms:>6.2}");
         most = most.max(ms);
     };
     let another = bundle(1 << 30, 2, txs(1 << 30, 100), Holder::Host);
     for count in [1, 16] {
         let (all, shared) = (part(20_000), txs(0, count));
-        let pool = of_bundles(pool().0, all, |_| shared.clone());
+        let pool = with_bundles(pool().0, all, |_| shared.clone());
         let mined = shared.iter().map(|tx| *tx.hash()).collect();
         let ends = longest(|| {
             pool.on_head(head(2, mined));
@@ -116,8 +118,8 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
         row(format!("a head that ends {all} bundles around {count}"), ends);
     }
     let all = part(2_000);
-    let pool = of_bundles(pool().0, all, |n| txs(n, 100));
-    // Its insert removes some of those whose block has passed, and evicts others.
+    let pool = with_bundles(pool().0, all, |n| txs(n, 100));
+    // The insert removes some of the bundles whose block has passed, and evicts others.
     pool.on_head(head(2, Vec::new()));
     let took = longest(|| _ = pool.insert_bundle(another.clone()));
     row(format!("a bundle of 100 beside {all} of 100, a third over"), took);
@@ -145,7 +147,7 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
 
     let (pool, _) = self::pool();
     let sized = |n: u64| (0..100).map(|i| external(1 << 41 | n << 8 | i, 0, 300)).collect();
-    // All of one signer, or the large one would be the first to go.
+    // All have one signer, or the large one would be the first to be evicted.
     let unsigned = |bundle: Bundle| {
         let parts = BundleParts { uuid: None, signer: None, ..bundle.parts().clone() };
         Bundle::new(parts).expect("a valid bundle")
@@ -158,10 +160,9 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let took = longest(|| _ = pool.insert_bundle(large));
     row(format!("a bundle of 4 MB that evicts {} of 100", pool.stats().evicted), took);
 
-    // Callers have half.
+    // The host may have one half.
     let all = part(DEFAULT_MAX_EXTERNAL_TXS / 2);
     let (pool, _) = self::pool();
-    // The host may have a half.
     let insert = |n, holder| _ = pool.insert_transaction(external(7, n, 0).held_by(holder));
     (0..all).for_each(|n| insert(n, Holder::Host));
     row(
@@ -169,15 +170,15 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
         longest(|| insert(all, Holder::Signer(sender(2)))),
     );
     let stale = longest(|| {
-        pool.on_nonces(name(1), [(sender(7), all + 1)]);
+        pool.on_nonces(block_hash(1), [(sender(7), all + 1)]);
     });
     row(format!("nonces that end {all} of one sender"), stale);
 
     let (pool, clock) = self::pool();
     let (all, callers) = (part(256), 64);
     for n in 0..all {
-        for by in 0..callers {
-            pool.insert_transaction(external(n, 0, 0).held_by(caller(by)));
+        for n_caller in 0..callers {
+            pool.insert_transaction(external(n, 0, 0).held_by(caller(n_caller)));
         }
     }
     clock.advance(Duration::from_secs(61));
@@ -185,7 +186,7 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     assert!(pool.is_empty());
     row(format!("the end of {all} that {callers} callers have sent"), took);
 
-    // Callers have half.
+    // The host's half again.
     let all = part(DEFAULT_MAX_EXTERNAL_TXS / 2);
     let (pool, _) = self::pool();
     let small = |n| external(n, 0, 2_700).held_by(Holder::Host);
@@ -206,7 +207,7 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let before = pool.len();
     let took = longest(|| {
         pool.on_head(head(2, mined));
-        pool.on_nonces(name(2), ended.map(|n| (sender(n), 1)));
+        pool.on_nonces(block_hash(2), ended.map(|n| (sender(n), 1)));
     });
     assert_eq!(before - pool.len(), 100);
     row(format!("a head that mines 50 of these {all} and raises 100 senders"), took);
@@ -216,6 +217,6 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let took = longest(|| (0..signers).for_each(|n| cancel(&pool, n)));
     row(format!("{signers} cancellations by as many signers"), took);
     clock.advance(Duration::from_secs(61));
-    row("their end".into(), longest(|| run_upkeep(&pool)));
+    row("upkeep that forgets them".into(), longest(|| run_upkeep(&pool)));
     Goal::at_most("longest hold of the writer's lock", Spread::of([most]), LONGEST_MS, " ms")
 }

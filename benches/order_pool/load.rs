@@ -1,4 +1,4 @@
-//! The loads: the same for both pools.
+//! The loads, which are the same for both pools.
 
 use std::{
     hint::black_box,
@@ -17,7 +17,7 @@ use testkit::{bench::pace, figures::histogram};
 
 use crate::rival::MutexPool;
 
-/// Inserts a second.
+/// The number of inserts a second.
 const TPS: u32 = 2_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -39,13 +39,13 @@ pub(crate) fn sender(n: u64) -> Address {
     Address::left_padding_from(&(n + 1).to_be_bytes())
 }
 
-/// The `n`th of many different plain transactions of 200 bytes of input; the pool trusts a
-/// recovered transaction's hash and sender, so none is signed.
+/// Returns the `n`th of many different plain transactions with 200 bytes of input. They are not
+/// signed: the pool trusts the hash and the sender of a recovered transaction.
 pub(crate) fn nth(n: u64) -> Transaction {
     paying(n, 1_000 + u128::from(n % 97), 1 + u128::from(n % 89))
 }
 
-/// The same, each paying more than the one before.
+/// As [`nth`], but each transaction pays more than the one before.
 pub(crate) fn rising(n: u64) -> Transaction {
     paying(n, 1_000 + u128::from(n), 1_000 + u128::from(n))
 }
@@ -56,10 +56,10 @@ fn paying(n: u64, max_fee_per_gas: u128, max_priority_fee_per_gas: u128) -> Tran
     made(tx, n, keccak256(n.to_be_bytes()), Origin::Mempool)
 }
 
-/// A raw transaction of an external caller.
+/// Returns a raw transaction of an external caller.
 pub(crate) fn external(n: u64, nonce: u64, input_bytes: usize) -> Transaction {
-    let (input, hash) =
-        (vec![1; input_bytes].into(), keccak256([n.to_be_bytes(), nonce.to_be_bytes()].concat()));
+    let input = vec![1; input_bytes].into();
+    let hash = keccak256([n.to_be_bytes(), nonce.to_be_bytes()].concat());
     made(TxEip1559 { nonce, input, ..Default::default() }, n, hash, Origin::Rpc)
 }
 
@@ -71,20 +71,20 @@ fn made(tx: TxEip1559, n: u64, hash: B256, origin: Origin) -> Transaction {
     Transaction::new(tx, origin, SystemTime::UNIX_EPOCH)
 }
 
-pub(crate) fn name(number: u64) -> B256 {
+pub(crate) fn block_hash(number: u64) -> B256 {
     keccak256(number.to_be_bytes())
 }
 
-/// A head at this number, on the one before it.
+/// Returns the block with this number, on the one before it.
 pub(crate) fn head(number: u64, mined: Vec<B256>) -> Block {
-    Block::new(Head::new(number, name(number), name(number - 1)), mined)
+    Block::new(Head::new(number, block_hash(number), block_hash(number - 1)), mined)
 }
 
 pub(crate) fn caller(n: u64) -> Holder {
     Holder::caller([10, 0, 0, n as u8].into())
 }
 
-/// For a block, of this many transactions or of given ones, by a signer of its own with a uuid.
+/// Returns the `n`th bundle for a block, with a uuid and a signer of its own.
 pub(crate) fn bundle(n: u64, block: u64, txs: Vec<Transaction>, holder: Holder) -> Bundle {
     let parts = BundleParts {
         txs,
@@ -97,8 +97,9 @@ pub(crate) fn bundle(n: u64, block: u64, txs: Vec<Transaction>, holder: Holder) 
     Bundle::new(parts).expect("a valid bundle")
 }
 
-/// Gives a pool at block 1 so many bundles for the next three, half of them the host's: the most that may be there.
-pub(crate) fn of_bundles(
+/// Fills a pool at block 1 with bundles for the next three blocks, half of them the host's, so that
+/// both halves can be full.
+pub(crate) fn with_bundles(
     pool: OrderPool,
     count: u64,
     txs: impl Fn(u64) -> Vec<Transaction>,
@@ -125,20 +126,20 @@ pub(crate) fn filled_rival(count: u64) -> MutexPool {
     pool
 }
 
-/// What a reader does with an order: looks at who sent it and what it pays.
-fn look(order: &order_pool::Order) -> u64 {
+/// Does what a reader does with an order: reads its sender and its fees.
+fn read_order(order: &order_pool::Order) -> u64 {
     let tx = order.as_tx().expect("only transactions here");
     tx.nonce() ^ (tx.tip(500).unwrap_or(0) as u64) ^ u64::from(tx.sender()[19])
 }
 
-/// One whole replay, by reference. Returns how many orders it showed.
+/// Reads one whole replay, by reference. Returns the number of orders in it.
 pub(crate) fn replay(pool: &OrderPool) -> u64 {
     let mut reader = pool.subscribe(1);
     let (mut count, mut sum) = (0, 0);
     while reader.is_replaying() {
         let shown = reader.visit(256, |event| {
             if let Event::Added(order) = event {
-                sum ^= look(order);
+                sum ^= read_order(order);
                 count += 1;
             }
         });
@@ -152,20 +153,21 @@ pub(crate) fn replay_rival(pool: &MutexPool, at_least: u64) -> u64 {
     let receiver = pool.subscribe();
     let (mut count, mut sum) = (0, 0);
     while count < at_least {
-        sum ^= look(&receiver.recv().expect("the pool lives"));
+        sum ^= read_order(&receiver.recv().expect("the pool lives"));
         count += 1;
     }
     black_box(sum);
     count
 }
 
-/// Inserts 2,000 a second for a while; the time of each insert in nanoseconds. The transactions are
-/// made before.
+/// Inserts 2,000 transactions a second for a while. Returns the time of each insert in nanoseconds.
+/// The transactions are made before.
 pub(crate) fn paced(window: Duration, first: u64, insert: impl Fn(Transaction)) -> Histogram<u64> {
     let count = (window.as_secs_f64() * f64::from(TPS)) as u64;
     let txs: Vec<_> = (first..first + count).map(nth).collect();
     let mut times = histogram();
-    // A worker that waits for its socket sleeps too; the insert is timed from its own start.
+    // The thread sleeps between inserts, as a worker that waits for its socket does. Each insert is
+    // timed from its own start.
     for (tx, _) in txs.into_iter().zip(pace(Some(TPS))) {
         let began = Instant::now();
         insert(tx);

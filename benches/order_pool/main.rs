@@ -1,7 +1,8 @@
-//! The order pool against a pool behind one mutex, under the loads that a builder puts on it.
+//! Compares the order pool with a pool behind one mutex, under the loads of a builder.
 //!
-//! `cargo bench --bench order_pool` runs all of it in a few minutes; `-- --test` is a quick pass
-//! that only shows that it works. Every goal is a ratio of two figures of the same run.
+//! `cargo bench --bench order_pool` runs all of it in a few minutes. `-- --test` is a quick pass
+//! that only shows that it works. Every goal but that of the holds is a ratio of two figures of the
+//! same run.
 
 mod holds;
 mod load;

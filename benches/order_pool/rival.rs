@@ -1,5 +1,5 @@
-//! The rival: one mutex around everything, as such pools are commonly written. Orders are cloned
-//! into a new sink's channel under the lock, and each event is sent to every sink under the lock.
+//! The rival: one mutex around everything, as such pools are commonly written. Under the lock it
+//! clones all orders into a new sink's channel, and sends each event to every sink.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! Runs the loads and prints what came out.
+//! Runs the loads and prints the figures.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -12,7 +12,7 @@ use order_pool::{InsertOutcome, OrderPool, Transaction, Upkeep, UpkeepConfig};
 use testkit::figures::{Goal, Spread, median, quantile_us};
 
 use crate::load::{
-    Scale, filled, filled_rival, head, nth, of_bundles, paced, replay, replay_rival,
+    Scale, filled, filled_rival, head, nth, paced, replay, replay_rival, with_bundles,
 };
 
 /// Prints a row; returns its p99 in microseconds.
@@ -60,20 +60,21 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
     Goal::at_least("insert p99, rival / ours, joining subscribers", ratio, 10.0, " x")
 }
 
-/// The node's inserts while a head ends bundles around the same 16 transactions, at the caps: as many
-/// as an attacker with 16 addresses and the host may have.
+/// Measures the node's inserts while a head invalidates bundles around the same 16 transactions, at
+/// the caps: as many as an attacker with 16 addresses and the host may have.
 pub(crate) fn shared(scale: &Scale) -> Goal {
     let count = scale.replayed;
     println!(
         "\ninserts at 2,000/s while a head ends {count} bundles around the same 16 transactions"
     );
-    let (mut calm, mut beside, mut heads, mut longest) = (vec![], vec![], vec![], vec![]);
+    let (mut calm, mut beside) = (vec![], vec![]);
+    let (mut heads, mut longest) = (vec![], vec![]);
     for _ in 0..scale.rounds {
         for (bundles, times) in [(0, &mut calm), (count, &mut beside)] {
             let pool = filled(1);
             pool.on_head(head(1, Vec::new()));
             let txs: Vec<_> = (1 << 48..(1 << 48) + 16).map(nth).collect();
-            let pool = of_bundles(pool, bundles, |_| txs.clone());
+            let pool = with_bundles(pool, bundles, |_| txs.clone());
             let mined: Vec<B256> = txs.iter().map(|tx| *tx.hash()).collect();
             let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false);
             let inserted = thread::scope(|scope| {
