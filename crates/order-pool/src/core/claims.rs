@@ -1,13 +1,13 @@
 //! Decides who holds an order, in which share it counts, and what is evicted when a share is full.
 //!
-//! | order | holder | counts in | when that is full |
+//! | order | holder | counts in | when that share is full |
 //! |---|---|---|---|
-//! | transaction that the node announced, or for which the host vouches | nobody | the node's share (`max_txs`, `max_tx_bytes`) | the one with the lowest tip goes, if the new one pays more; one that is too small to help is passed over |
-//! | raw transaction, private transaction, bundle | everyone who sent it: the host, a signer that it knows, an IPv4 address, an IPv6 /56, or a signer behind a front | the share of each of them: half of the cap, a tenth, or a thirty-second | its signer with the most loses its last order: the transaction with the lowest tip, the bundle for the latest block |
-//! | the same | the same | what an IPv6 /48 (the shares of four callers) or a front (of eight) may have | the holder with the most loses one in the same way |
-//! | the same | the same | one half of the cap: callers' or known signers', in each once, however many hold it | the holder with the most loses one in the same way: the order goes for all who have more than the new one's holder, and otherwise stays |
-//! | bundle whose block has passed | the same | the same | it goes first, whoever holds it |
-//! | bundle for a block before the new one's | the same | the same | it stays; the new one is refused |
+//! | transaction that the node announced, or for which the host vouches | none | the node's share (`max_txs`, `max_tx_bytes`) | the transaction with the lowest tip is evicted if the new one pays more; one that is too small to make room is skipped |
+//! | raw transaction, private transaction, bundle | every party that sent it: the host, a signer that the host knows, an IPv4 address, an IPv6 /56, or a signer behind a front | each holder's own share: half of the cap for the host, a tenth for a known signer, a thirty-second for any other holder | the holder's signer with the most loses its last order: the transaction with the lowest tip, or the bundle for the latest block |
+//! | the same | the same | the share of an IPv6 /48 (four callers' shares) or of a front (eight) | the holder with the most loses an order in the same way, or else the next largest |
+//! | the same | the same | one half of the cap, the callers' or the known signers': once in each, however many hold it | the holder with the most loses an order in the same way, or else the next largest; an order is evicted for all its holders if each has more than the new order's holder, and otherwise stays |
+//! | bundle whose block has passed | the same | the same shares | it is removed first |
+//! | bundle for an earlier block than the new one's | the same | the same shares | it stays, and the new one is refused if nothing else can be evicted |
 //!
 //! An order stays in the pool until its last holder loses it. So nobody can send another sender's
 //! order first and then have it evicted by overflowing a share of their own. A holder loses an

@@ -29,6 +29,12 @@ const MAX_ENDED_CLAIMS: usize = 2_048;
 /// [`MAX_HOLDERS`] look-ups.
 const MAX_SHARED_ORDERS: usize = 512;
 
+/// The most orders that are inspected for one claim, at less than a microsecond each.
+const MAX_INSPECTED_ORDERS: usize = 4_096;
+
+/// The most holders from the largest on that are asked for room for one claim.
+const MAX_LARGEST_HOLDERS: usize = 16;
+
 /// An order that at least one holder of the half has sent.
 #[derive(Clone, Debug)]
 pub(super) struct HeldOrder {
@@ -43,10 +49,13 @@ pub(super) struct HeldOrder {
 #[derive(Debug, Default)]
 pub(crate) struct Half {
     orders: BTreeMap<u64, HeldOrder>,
+    eviction_keys: BTreeSet<EvictionKey>,
     /// The size of the orders, each counted once.
     size: Size,
     /// The usage by claims.
     usage: Usage<Option<Address>, EvictionKey>,
+    /// The number of claims in `usage` on orders that [`Self::take`] removed.
+    unreleased: usize,
 }
 
 /// A claim that needs room.
@@ -68,8 +77,11 @@ impl Half {
         self.orders.get(&seq)
     }
 
+    /// Returns the number of a signer's orders that a holder has.
     pub(super) fn signer_count(&self, holder: &Holder, signer: Option<Address>) -> usize {
-        self.usage.signer_size(holder, &signer).count
+        let held = self.usage.holders.get(holder).and_then(|held| held.signers.get(&signer));
+        let keys = held.into_iter().flat_map(|signer| signer.items.keys());
+        keys.filter(|(_, seq)| self.orders.contains_key(seq)).count()
     }
 
     pub(super) fn is_held_by(&self, seq: u64, holder: &Holder) -> bool {
@@ -83,24 +95,28 @@ impl Half {
     /// Adds a claim that does not exist yet, to an order whose other claims are in `order.holders`.
     pub(super) fn insert(&mut self, seq: u64, holder: Holder, order: HeldOrder) {
         self.usage.insert(holder, order.signer, order.eviction_key, order.bytes);
-        let size = &mut self.size;
+        let (size, eviction_keys) = (&mut self.size, &mut self.eviction_keys);
         let held = self.orders.entry(seq).or_insert_with(|| {
             size.add(order.bytes);
+            eviction_keys.insert(order.eviction_key);
             HeldOrder { holders: Vec::new(), ..order }
         });
         held.holders.push(holder);
     }
 
-    /// Removes an order. Its claims still count until [`Self::release`] is called for each.
+    /// Removes an order. Its claims stay in the usage until [`Self::release`] is called for each.
     pub(super) fn take(&mut self, seq: u64) -> Option<HeldOrder> {
         let order = self.orders.remove(&seq)?;
+        self.eviction_keys.remove(&order.eviction_key);
         self.size.subtract(order.bytes);
+        self.unreleased += order.holders.len();
         Some(order)
     }
 
     /// Releases a claim on an order that [`Self::take`] removed.
     pub(super) fn release(&mut self, order: &HeldOrder, holder: Holder) {
         self.usage.remove(holder, order.signer, order.eviction_key, order.bytes);
+        self.unreleased -= 1;
     }
 
     /// Removes a claim, if it exists.
@@ -111,6 +127,7 @@ impl Half {
         self.usage.remove(*holder, order.signer, order.eviction_key, order.bytes);
         if order.holders.is_empty() {
             self.size.subtract(order.bytes);
+            self.eviction_keys.remove(&order.eviction_key);
             self.orders.remove(&seq);
         }
     }
@@ -140,10 +157,7 @@ impl Half {
             let end = (end, Holder::Host);
             first_evictable(&mut held.items.range(..end).map(|((_, seq), _)| *seq))
         } else if plan.all.exceeds(&caps.half).is_some() {
-            // The holders are few, or each has little.
-            let holders = self.usage.holders.values().take(MAX_INSPECTED);
-            let firsts = holders.filter_map(|held| held.items.range(..end).next());
-            first_evictable(&mut firsts.map(|(_, seq)| *seq))
+            first_evictable(&mut self.eviction_keys.range(..end).map(|(_, seq)| *seq))
         } else {
             None
         }
@@ -153,8 +167,9 @@ impl Half {
     ///
     /// At a holder's own cap, its signer with the most (the new order included) loses its last
     /// order. At the cap of a network and of the half, the holder with the most loses one in the
-    /// same way. The half counts an order once, so there the order goes for all its holders, if
-    /// each of them has more than the new claim's holder.
+    /// same way; if it has none that may be evicted, the next largest holder does. The half counts
+    /// an order once, so there the order goes for all its holders, if each of them has more than
+    /// the new claim's holder.
     pub(super) fn plan_evictions(
         &self,
         new: &NewClaim,
@@ -164,6 +179,9 @@ impl Half {
         let network = new.holder.network();
         let network_caps = caps.for_network(network);
         let mut plan = EvictionPlan::new(self, new);
+        if self.unreleased > 0 && plan.own.exceeds(&own_caps).is_some() {
+            plan.discount_own();
+        }
         if let Some(measure) = plan.own.exceeds(&own_caps)
             && !plan.evict(new.holder, measure, Scope::Holder(own_caps))
         {
@@ -173,23 +191,21 @@ impl Half {
             return Err(RejectReason::HolderFull { holder, count, limit, bytes, limit_bytes });
         }
         if let (Some(measure), Some(network)) = (plan.network.exceeds(&network_caps), network) {
-            let by_size = self.usage.networks.get(&network).map(|held| &held.by_size);
-            let largest = by_size.and_then(|by_size| by_size.by(measure).last());
-            let holder = plan.larger_holder(measure, largest);
-            if !plan.evict(holder, measure, Scope::Network(network_caps)) {
+            let by_size = self.usage.networks.get(&network).map(|held| held.by_size.by(measure));
+            let by_size = by_size.into_iter().flatten().rev();
+            if !plan.evict_largest(by_size, measure, Scope::Network(network_caps)) {
                 return Err(full(self.usage.network_size(network), network_caps));
             }
         }
         if let Some(measure) = plan.all.exceeds(&caps.half) {
-            let holder = plan.larger_holder(measure, self.usage.by_size.by(measure).last());
-            if !plan.evict(holder, measure, Scope::Half(caps.half)) {
+            let by_size = self.usage.by_size.by(measure).iter().rev();
+            if !plan.evict_largest(by_size, measure, Scope::Half(caps.half)) {
                 return Err(full(self.size, caps.half));
             }
         }
         if plan.claims > caps.claims {
-            let largest = self.usage.by_size.by(Measure::Count).last();
-            let holder = plan.larger_holder(Measure::Count, largest);
-            if !plan.evict(holder, Measure::Count, Scope::Claims(caps.claims)) {
+            let by_size = self.usage.by_size.by(Measure::Count).iter().rev();
+            if !plan.evict_largest(by_size, Measure::Count, Scope::Claims(caps.claims)) {
                 let limit = Size { count: caps.claims, ..caps.half };
                 return Err(full(self.usage.total, limit));
             }
@@ -226,7 +242,8 @@ struct EvictionPlan<'a> {
     chosen: BTreeSet<(u64, Holder)>,
     /// How many more orders may be chosen.
     orders_left: usize,
-    /// How many more orders with several holders may be inspected.
+    /// How many more orders, and how many more with several holders, may be inspected.
+    inspections_left: usize,
     shared_left: usize,
 }
 
@@ -246,6 +263,7 @@ impl<'a> EvictionPlan<'a> {
             victims: Vec::new(),
             chosen: BTreeSet::new(),
             orders_left: new.max_evicted,
+            inspections_left: MAX_INSPECTED_ORDERS,
             shared_left: MAX_SHARED_ORDERS,
         };
         for size in [&mut plan.own_signer, &mut plan.own, &mut plan.network] {
@@ -272,10 +290,34 @@ impl<'a> EvictionPlan<'a> {
         plan
     }
 
-    /// Returns the largest holder if it has more than the new claim's holder, or else that one.
-    fn larger_holder(&self, measure: Measure, largest: Option<&(usize, Holder)>) -> Holder {
-        let larger = largest.filter(|(size, _)| *size > self.own.part(measure));
-        larger.map_or(self.new.holder, |(_, holder)| *holder)
+    /// Leaves the unreleased claims of the new claim's holder out of account.
+    fn discount_own(&mut self) {
+        let Some(held) = self.half.usage.holders.get(&self.new.holder) else { return };
+        for (signer, usage) in &held.signers {
+            for ((_, seq), bytes) in &usage.items {
+                if !self.half.orders.contains_key(seq) {
+                    self.discount(self.new.holder, *seq, *bytes);
+                    if *signer == self.new.signer {
+                        self.own_signer.subtract(*bytes);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Chooses claims of the largest holder until there is enough room, or else of the next largest
+    /// ones, of those that have more than the new claim's holder, or else of that one. Returns
+    /// whether there is enough room.
+    fn evict_largest<'b>(
+        &mut self,
+        by_size: impl Iterator<Item = &'b (usize, Holder)>,
+        measure: Measure,
+        scope: Scope,
+    ) -> bool {
+        let own_size = self.own.part(measure);
+        let larger = by_size.take_while(|(size, _)| *size > own_size).take(MAX_LARGEST_HOLDERS);
+        larger.map(|(_, holder)| *holder).any(|holder| self.evict(holder, measure, scope))
+            || self.evict(self.new.holder, measure, scope)
     }
 
     fn is_over(&self, scope: Scope) -> bool {
@@ -360,7 +402,14 @@ impl<'a> EvictionPlan<'a> {
         {
             return false;
         }
-        let holders = &self.half.orders[&seq].holders;
+        if self.inspections_left == 0 {
+            return false;
+        }
+        self.inspections_left -= 1;
+        let Some(HeldOrder { holders, .. }) = self.half.orders.get(&seq) else {
+            // The order was removed, so this claim takes no room.
+            return self.discount(holder, seq, bytes);
+        };
         let others = || holders.iter().filter(|other| **other != holder);
         if let Scope::Half(_) = scope {
             if holders.len() > 1 {
@@ -392,10 +441,16 @@ impl<'a> EvictionPlan<'a> {
     }
 
     fn push_victim(&mut self, holder: Holder, seq: u64, bytes: usize) {
-        if !self.chosen.insert((seq, holder)) {
-            return;
+        if self.discount(holder, seq, bytes) {
+            self.victims.push((seq, holder));
         }
-        self.victims.push((seq, holder));
+    }
+
+    /// Subtracts a claim from the sizes. Returns whether it was not subtracted before.
+    fn discount(&mut self, holder: Holder, seq: u64, bytes: usize) -> bool {
+        if !self.chosen.insert((seq, holder)) {
+            return false;
+        }
         self.claims -= 1;
         if holder == self.new.holder {
             self.own.subtract(bytes);
@@ -404,5 +459,6 @@ impl<'a> EvictionPlan<'a> {
         if network.is_some() && holder.network() == network {
             self.network.subtract(bytes);
         }
+        true
     }
 }

@@ -2,30 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use alloy_primitives::Address;
-
-use super::{limits::ShareCaps, usage::RetentionQueue};
+use super::{limits::ShareCaps, quota::CancellationQuota, usage::RetentionQueue};
 use crate::{event::InsertOutcome, holder::Holder, order::ReplacementKey};
-
-/// The number of cancellations of unknown keys that are published for each caller of whom only the
-/// address is known, within [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after the
-/// first one. For a signer that the host knows it is [`MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER`].
-///
-/// Further cancellations still take effect: the pool refuses the bundle when it arrives. No
-/// subscriber has a bundle of such a key, so none misses anything, and a caller that invents
-/// replacement keys or signers cannot fill the log. The limit is above zero because a cancellation
-/// can arrive before its bundle.
-pub const MAX_UNKNOWN_CANCELLATIONS: usize = 64;
-
-/// As [`MAX_UNKNOWN_CANCELLATIONS`], for each signer that the host knows: 17 a second. In a fleet a
-/// searcher cancels at one machine what it has sent to another, so all of its cancellations may be
-/// of unknown orders.
-pub const MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER: usize = 1_024;
-
-/// Returns how many cancellations of unknown orders a holder may publish within their retention.
-pub(super) const fn max_unknown(holder: &Holder) -> usize {
-    if holder.is_known() { MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER } else { MAX_UNKNOWN_CANCELLATIONS }
-}
 
 /// A key and a block, which is 0 while the pool knows no head. `None` stands for the key's
 /// cancellations, which cover every block.
@@ -102,9 +80,8 @@ pub(crate) struct Keys {
     states: BTreeMap<Slot, KeyState>,
     /// The slots without a bundle.
     retained: RetentionQueue<Slot>,
-    /// For each holder how many cancellations of unknown keys were published, and until when they
-    /// count.
-    unknown_cancellations: BTreeMap<Holder, (usize, Duration)>,
+    /// For the cancellations of keys without a remembered bundle.
+    quota: CancellationQuota,
     retention: Duration,
 }
 
@@ -113,13 +90,13 @@ impl Keys {
         Self {
             states: BTreeMap::new(),
             retained: RetentionQueue::new(caps),
-            unknown_cancellations: BTreeMap::new(),
+            quota: CancellationQuota::new(retention),
             retention,
         }
     }
 
-    /// Counts a cancellation of this key, and returns whether to publish it. One is always
-    /// published if bundles of its key are remembered (`is_known`).
+    /// Returns whether to publish a cancellation of this key. One is always published if bundles of
+    /// its key are remembered (`is_known`).
     pub(crate) fn may_publish(
         &mut self,
         key: &ReplacementKey,
@@ -127,16 +104,7 @@ impl Keys {
         is_known: bool,
         now: Duration,
     ) -> bool {
-        if is_known {
-            return true;
-        }
-        let quota_holder = quota_holder(holder, key.signer);
-        let (count, until) = self.unknown_cancellations.entry(quota_holder).or_default();
-        if *until <= now {
-            (*count, *until) = (0, now.saturating_add(self.retention));
-        }
-        *count += 1;
-        *count <= max_unknown(holder)
+        is_known || self.quota.admit(holder, key.signer, now)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -170,15 +138,11 @@ impl Keys {
             Some(_) => None,
             None => Some(now.saturating_add(self.retention)),
         };
-        let before = self.states.insert(slot, state);
-        if let Some(before) = &before {
-            self.dequeue(slot, before);
+        if let Some(before) = self.states.insert(slot, state) {
+            self.dequeue(slot, &before);
         }
         if let Some(forget_at) = state.forget_at {
             self.retained.insert(state.holder, slot.0.signer, (forget_at, slot));
-        }
-        if let Some(before) = before {
-            self.reset_unused_quota(slot, &before);
         }
     }
 
@@ -202,42 +166,6 @@ impl Keys {
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
         let state = self.states.remove(&slot)?;
         self.dequeue(slot, &state);
-        self.reset_unused_quota(slot, &state);
         Some((slot, state))
-    }
-
-    /// Stops counting the published cancellations of a slot's holder that has no other slot.
-    fn reset_unused_quota(&mut self, slot: Slot, state: &KeyState) {
-        let (holder, signer) = (&state.holder, slot.0.signer);
-        if self.retained.count(holder, &signer) == 0 {
-            self.unknown_cancellations.remove(&quota_holder(holder, signer));
-        }
-    }
-}
-
-/// Returns the holder against whom published cancellations of unknown orders are counted.
-pub(super) fn quota_holder(holder: &Holder, signer: Address) -> Holder {
-    if holder.is_known() { Holder::Signer(signer) } else { *holder }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{PoolConfig, core::Limits};
-
-    /// It was counted for ever for each address from which one key was cancelled.
-    #[test]
-    fn a_key_counts_only_for_its_latest_holder() {
-        let now = Duration::ZERO;
-        let caps = Limits::from(PoolConfig::default()).keys;
-        let mut keys = Keys::new(Duration::from_secs(60), caps);
-        let key = ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO };
-        for n in 0..100 {
-            let holder = Holder::caller([10, 0, 0, n].into());
-            assert!(keys.may_publish(&key, &holder, false, now));
-            let state = KeyState { nonce: Some(n.into()), holder, ..KeyState::default() };
-            keys.set((key, None), state, now);
-        }
-        assert_eq!(keys.unknown_cancellations.len(), 1);
     }
 }

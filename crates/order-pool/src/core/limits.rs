@@ -57,6 +57,14 @@ const CALLERS_PER_SITE: usize = 4;
 /// half of the callers' half: keys cost nothing, and direct callers keep the rest.
 const CALLERS_PER_FRONT: usize = 8;
 
+/// Returns the number of callers' shares that all holders of a network have together.
+pub(super) const fn callers_per_network(network: Network) -> usize {
+    match network {
+        Network::Site(_) => CALLERS_PER_SITE,
+        Network::Front(_) => CALLERS_PER_FRONT,
+    }
+}
+
 /// The most claims on the orders of one half, as a multiple of its orders. Most orders have one
 /// sender, and each further claim costs about 300 bytes. Above it the holder with the most loses a
 /// claim.

@@ -24,6 +24,7 @@ mod limits;
 mod node_share;
 mod pooled_txs;
 mod private_cancellations;
+mod quota;
 mod txs;
 mod usage;
 
@@ -32,9 +33,9 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use alloy_primitives::{Address, B256};
 use chain_view::{Head, NonceUpdate};
 
-pub use self::keys::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
 #[cfg(all(test, not(loom)))]
 pub(crate) use self::limits::ShareCaps;
+pub use self::quota::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
 use self::{
     bundle_index::BundleIndex,
     chain::Chain,
@@ -131,7 +132,10 @@ impl Core {
             claims: Claims::default(),
             bundles: BundleIndex::default(),
             keys: Keys::new(limits.cancellation_retention, limits.keys),
-            private_cancellations: PrivateCancellations::new(limits.private_cancellations),
+            private_cancellations: PrivateCancellations::new(
+                limits.cancellation_retention,
+                limits.private_cancellations,
+            ),
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             seen: SeenWindow::new(limits.dedupe_window),
             chain: Chain::new(limits.recent_blocks),

@@ -9,11 +9,7 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 
-use super::{
-    keys::{max_unknown, quota_holder},
-    limits::ShareCaps,
-    usage::RetentionQueue,
-};
+use super::{limits::ShareCaps, quota::CancellationQuota, usage::RetentionQueue};
 use crate::{
     holder::Holder,
     order::{PrivateCancellation, Transaction},
@@ -29,8 +25,6 @@ struct Remembered {
     seq: u64,
     forget_at: Duration,
     holder: Holder,
-    /// Whether the transaction was not in the pool.
-    is_unknown: bool,
 }
 
 #[derive(Debug)]
@@ -38,17 +32,16 @@ pub(crate) struct PrivateCancellations {
     cancellations: BTreeMap<Key, Remembered>,
     /// By the sequence numbers of their events.
     retained: RetentionQueue<(u64, Key)>,
-    /// For each sender of cancellations, how many remembered ones are of transactions that were not
-    /// in the pool.
-    unknown: BTreeMap<Holder, usize>,
+    /// For the cancellations of transactions that are not in the pool.
+    quota: CancellationQuota,
 }
 
 impl PrivateCancellations {
-    pub(crate) fn new(caps: ShareCaps) -> Self {
+    pub(crate) fn new(retention: Duration, caps: ShareCaps) -> Self {
         Self {
             cancellations: BTreeMap::new(),
             retained: RetentionQueue::new(caps),
-            unknown: BTreeMap::new(),
+            quota: CancellationQuota::new(retention),
         }
     }
 
@@ -59,16 +52,19 @@ impl PrivateCancellations {
         (tx.first_seen() <= cancelled_at).then_some(cancelled_at)
     }
 
-    /// Whether a cancellation is to be remembered. One that a later one covers is not, and of
-    /// transactions that are not in the pool each caller, and each signer that the host knows, has
-    /// a limited number remembered.
-    pub(crate) fn admits(&self, cancellation: &PrivateCancellation, is_pooled: bool) -> bool {
+    /// Whether a cancellation is to be remembered and published. One that a later one covers is not.
+    /// Of transactions that are not in the pool each caller, and each signer that the host knows,
+    /// has a limited number.
+    pub(crate) fn admits(
+        &mut self,
+        cancellation: &PrivateCancellation,
+        is_pooled: bool,
+        now: Duration,
+    ) -> bool {
         let PrivateCancellation { hash, signer, cancelled_at, holder } = *cancellation;
-        if let Some(before) = self.cancellations.get(&(signer, hash)) {
-            return before.cancelled_at < cancelled_at;
-        }
-        let unknown = self.unknown.get(&quota_holder(&holder, signer)).copied().unwrap_or(0);
-        is_pooled || unknown < max_unknown(&holder)
+        let before = self.cancellations.get(&(signer, hash));
+        before.is_none_or(|before| before.cancelled_at < cancelled_at)
+            && (is_pooled || self.quota.admit(&holder, signer, now))
     }
 
     /// Remembers a cancellation whose event has this sequence number. Returns the events of the
@@ -78,16 +74,11 @@ impl PrivateCancellations {
         cancellation: PrivateCancellation,
         seq: u64,
         forget_at: Duration,
-        is_pooled: bool,
     ) -> (Option<u64>, Option<u64>) {
         let PrivateCancellation { hash, signer, cancelled_at, holder } = cancellation;
         let key = (signer, hash);
         let replaced = self.forget(&key);
-        let is_unknown = !is_pooled;
-        if is_unknown {
-            *self.unknown.entry(quota_holder(&holder, signer)).or_default() += 1;
-        }
-        let remembered = Remembered { cancelled_at, seq, forget_at, holder, is_unknown };
+        let remembered = Remembered { cancelled_at, seq, forget_at, holder };
         self.cancellations.insert(key, remembered);
         self.retained.insert(holder, signer, (forget_at, (seq, key)));
         let excess = self.retained.excess(&holder);
@@ -101,15 +92,7 @@ impl PrivateCancellations {
     }
 
     fn forget(&mut self, key: &Key) -> Option<u64> {
-        let Remembered { seq, forget_at, holder, is_unknown, .. } =
-            self.cancellations.remove(key)?;
-        let quota_holder = quota_holder(&holder, key.0);
-        if is_unknown && let Some(count) = self.unknown.get_mut(&quota_holder) {
-            *count -= 1;
-            if *count == 0 {
-                self.unknown.remove(&quota_holder);
-            }
-        }
+        let Remembered { seq, forget_at, holder, .. } = self.cancellations.remove(key)?;
         self.retained.remove(holder, key.0, (forget_at, (seq, *key)));
         Some(seq)
     }

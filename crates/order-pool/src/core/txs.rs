@@ -351,10 +351,11 @@ impl Core {
         }
         let is_pooled = cancelled.is_some();
         let left = self.limits.cancellation_retention.saturating_sub(age);
-        if !left.is_zero() && self.private_cancellations.admits(&cancellation, is_pooled) {
+        let now = self.now;
+        if !left.is_zero() && self.private_cancellations.admits(&cancellation, is_pooled, now) {
             let forget_at = self.now.saturating_add(left);
             let (replaced, forgotten) =
-                self.private_cancellations.add(cancellation, self.next_seq, forget_at, is_pooled);
+                self.private_cancellations.add(cancellation, self.next_seq, forget_at);
             self.effects.extend(replaced.map(Effect::CancellationEnded));
             self.publish(Effect::Added(Event::CancelledPrivate(cancellation)));
             // The forgotten one may be this one, if the others are forgotten later.

@@ -283,13 +283,4 @@ impl<K: Copy + Ord> RetentionQueue<K> {
         let signer = usage.holders.get(&largest)?.by_size.by(Measure::Count).last();
         signer.map(|(_, (Reverse((_, key)), _))| *key)
     }
-
-    /// Returns the number of keys of a caller, or of one signer that the host knows.
-    pub(crate) fn count(&self, holder: &Holder, signer: &Address) -> usize {
-        let usage = &self.usage[usize::from(holder.is_known())];
-        match holder {
-            Holder::Caller(_) | Holder::Forwarded { .. } => usage.holder_size(holder).count,
-            Holder::Host | Holder::Signer(_) => usage.signer_size(holder, signer).count,
-        }
-    }
 }

@@ -1,7 +1,10 @@
 //! Bundles: their blocks, and the limits on keys and cancellations. Replacements and cancellations
 //! are compared with a model, in `src/tests/model/`.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    net::Ipv6Addr,
+    time::{Duration, SystemTime},
+};
 
 use order_pool::{
     Bundle, BundleParts, CancelOutcome, Holder, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order,
@@ -146,6 +149,45 @@ fn cancellations_of_unknown_keys_neither_fill_the_log_nor_displace_others() {
         let again = pool.cancel_bundle(cancellation(key(signer, 1), None, caller(4)));
         assert_eq!(again, CancelOutcome::CancelledPermanently, "those of others are remembered");
     }
+}
+
+/// Two addresses that took each other's keys over, and fresh keys behind a front or of a /48, could
+/// publish without a limit.
+#[test]
+fn the_published_cancellations_of_a_caller_and_of_a_network_are_bounded() {
+    let pool = pool();
+    let key = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(7) };
+    let published = |cancel: &dyn Fn()| {
+        let mut subscription = pool.subscribe_all();
+        journal(&mut subscription);
+        cancel();
+        journal(&mut subscription).len()
+    };
+    let alternating = published(&|| {
+        for nonce in 0..200 {
+            for n in 0..64 {
+                let holder = caller(1 + nonce % 2);
+                pool.cancel_bundle(cancellation(key(n), Some(nonce), holder));
+            }
+        }
+    });
+    assert_eq!(alternating, 2 * MAX_UNKNOWN_CANCELLATIONS);
+    let behind_front = published(&|| {
+        for n in 0..2_000 {
+            let signer = Some(address(1_000 + n));
+            let holder = Holder::Forwarded { front: [10, 9, 9, 9].into(), signer };
+            pool.cancel_bundle(cancellation(key(1_000 + u128::from(n)), None, holder));
+        }
+    });
+    assert_eq!(behind_front, 8 * MAX_UNKNOWN_CANCELLATIONS);
+    let of_site = published(&|| {
+        for n in 0..2_000_u16 {
+            let address = Ipv6Addr::new(0x2001, 0xdb8, 1, n << 8, 0, 0, 0, 1);
+            let holder = Holder::caller(address.into());
+            pool.cancel_bundle(cancellation(key(10_000 + u128::from(n)), None, holder));
+        }
+    });
+    assert_eq!(of_site, 4 * MAX_UNKNOWN_CANCELLATIONS);
 }
 
 /// A cancellation removes the bundles of all blocks in one hold of the lock.

@@ -109,6 +109,27 @@ fn cancellations_of_pooled_transactions_do_not_count_as_unknown() {
     assert_eq!(journal(&mut subscription), [format!("x{}", nth(9_999).hash())]);
 }
 
+/// A caller that cancelled one unknown transaction again and again, and fresh keys behind a front,
+/// could fill the log.
+#[test]
+fn repeated_cancellations_of_unknown_transactions_are_bounded() {
+    let (pool, _) = pool(PoolConfig::default());
+    let now = SystemTime::now();
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    for n in 0..1_000 {
+        let cancelled_at = now + Duration::from_micros(n);
+        pool.cancel_private(nth(1).hash(), address(7), caller(1), cancelled_at);
+    }
+    assert_eq!(journal(&mut subscription).len(), MAX_UNKNOWN_CANCELLATIONS);
+    for n in 0..1_000 {
+        let signer = address(1_000 + n);
+        let holder = Holder::Forwarded { front: [10, 9, 9, 9].into(), signer: Some(signer) };
+        pool.cancel_private(nth(2).hash(), signer, holder, now);
+    }
+    assert_eq!(journal(&mut subscription).len(), 8 * MAX_UNKNOWN_CANCELLATIONS);
+}
+
 /// The cancellations of the last 15 minutes, which a builder of a fleet reads when it starts,
 /// displaced new ones for a minute: a transaction that arrived after its cancellation was accepted.
 #[test]

@@ -1,7 +1,7 @@
 //! The table of rules at the top of `core/claims.rs`, case by case: who loses an order when a share
 //! is full.
 
-use std::{fs, net::Ipv6Addr, path::Path};
+use std::{fs, net::Ipv6Addr, path::Path, time::Duration};
 
 use alloy_primitives::B256;
 use order_pool::{
@@ -9,7 +9,8 @@ use order_pool::{
 };
 
 use crate::common::{
-    Spec, address, bundle, bundle_for, caller, head, nth, pool_with, tx, tx_from, upkeep, variant,
+    Spec, address, bundle, bundle_for, caller, head, nth, pool_with, pool_with_clock, tx, tx_from,
+    upkeep, variant,
 };
 
 /// Returns a pool in which a half has room for 160 bundles, a known signer for 32, a caller for
@@ -174,6 +175,65 @@ fn case_10_a_full_half_evicts_no_bundle_for_a_later_block() {
     (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
     assert_eq!(insert(&pool, plain(200, 12, caller(17))).1, "Rejected");
     assert_eq!(insert(&pool, plain(201, 11, caller(17))).1, "Added");
+}
+
+/// Claims on removed orders are released in steps. An insert that met one of them panicked.
+#[test]
+fn claims_on_removed_orders_take_no_room() {
+    let (pool, clock) =
+        pool_with_clock(PoolConfig { max_external_txs: 3_200, ..PoolConfig::default() });
+    // A caller may hold 100 of each kind, a /48 may hold 400.
+    let raw =
+        |n, holder| tx_from(Spec { sender: n, ..Spec::default() }, Origin::Rpc).held_by(holder);
+    let insert = |n, holder| variant(pool.insert_transaction(raw(n, holder)));
+    for n in 0..100 {
+        let neighbours = (0..20).map(neighbour).filter(|_| n < 20);
+        for (index, holder) in neighbours.chain((0..50).map(caller)).enumerate() {
+            assert_eq!(insert(n, holder), if index == 0 { "Added" } else { "Known" });
+        }
+    }
+    clock.advance(Duration::from_secs(60));
+    pool.upkeep();
+    assert!(pool.is_empty(), "all expire in one hold of the lock");
+    for n in 0..100 {
+        assert_eq!(insert(1_000 + n, caller(0)), "Added");
+        assert_eq!(insert(2_000 + n, neighbour(30)), "Added");
+    }
+    assert_eq!((pool.len(), pool.stats().evicted), (200, 0));
+}
+
+/// Two small holders sent what the largest one had, which then lost nothing, and neither did others.
+#[test]
+fn case_11_the_next_largest_holder_loses_if_the_largest_can_lose_nothing() {
+    let pool = pool();
+    (0..16).for_each(|n| fill(&pool, n * 10, 9, 11, caller(n)));
+    fill(&pool, 500, 10, 11, caller(30));
+    for n in 500..510 {
+        let small = caller(if n < 505 { 31 } else { 32 });
+        assert_eq!(insert(&pool, plain(n, 11, small)).1, "Known");
+    }
+    // The half is full with the sixth; the shields have five each, and others nine.
+    fill(&pool, 600, 8, 11, caller(17));
+    assert_eq!(insert(&pool, plain(608, 11, caller(17))).1, "Rejected");
+    assert_eq!((pool.len(), held(&pool, 500, 10, 11, caller(30))), (160, 10));
+}
+
+/// Only the first 256 holders were searched for a bundle whose block has passed.
+#[test]
+fn case_12_an_expired_bundle_is_evicted_first_however_many_holders_there_are() {
+    let pool = pool_with(PoolConfig { max_bundles: 2_000, ..PoolConfig::default() });
+    pool.on_head(head(10, 0, 0, &[]));
+    // Invalid bundles of the host, which upkeep and inserts remove first.
+    for n in 0..1_000 {
+        let bundle = bundle_for(14, vec![nth(0), nth(10_000 + n)], Holder::Host);
+        assert_eq!(insert(&pool, bundle).1, "Added");
+    }
+    let holder = |network: u8, n: u64| Holder::caller([network, 0, (n >> 8) as u8, n as u8].into());
+    (0..300).for_each(|n| fill(&pool, 20_000 + n, 1, 13, holder(10, n)));
+    (0..14).for_each(|n| fill(&pool, 30_000 + n * 50, 50, 11, holder(11, n)));
+    pool.on_head(head(11, 0, 0, &[*nth(0).hash()]));
+    assert_eq!(insert(&pool, plain(40_000, 12, holder(12, 0))).1, "Added");
+    assert_eq!(pool.stats().evicted, 0);
 }
 
 /// SECURITY.md shows the table of the code.

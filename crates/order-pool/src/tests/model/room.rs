@@ -76,21 +76,28 @@ impl Model {
                 Scope::Network => is_neighbour(*holder),
                 Scope::Half | Scope::Claims => true,
             });
-            let largest = holders.max_by_key(|holder| (count(*holder), *holder));
-            let larger = largest.filter(|holder| count(*holder) > own);
-            let loser =
-                if scope == Scope::Holder { new_holder } else { larger.unwrap_or(new_holder) };
-            let held: Vec<&Pooled> = held_by(loser).collect();
-            let is_kept = |order: &&&Pooled| {
-                let others = all.iter().filter(|(other, _)| other.id == order.id);
-                let mut others = others.map(|(_, other)| other.0).filter(|other| *other != loser);
-                Some(order.id) == replaced
-                    || order.id == new.id
-                    || victims.contains(&(order.id, (loser, is_private)))
-                    || scope == Scope::Half && others.any(|other| count(other) <= own)
-            };
-            let is_own = loser == new_holder;
-            let chosen = self.last_of(&held, new, replaced, is_own, is_kept).ok_or(())?;
+            let mut larger: Vec<_> = holders.map(|holder| (count(holder), holder)).collect();
+            larger.sort();
+            larger.dedup();
+            let larger = larger.into_iter().rev().take_while(|(count, _)| *count > own);
+            let larger = larger.map(|(_, holder)| holder).filter(|_| scope != Scope::Holder);
+            let (loser, chosen) = larger
+                .chain([new_holder])
+                .find_map(|loser| {
+                    let held: Vec<&Pooled> = held_by(loser).collect();
+                    let is_kept = |order: &&&Pooled| {
+                        let others = all.iter().filter(|(other, _)| other.id == order.id);
+                        let others = others.map(|(_, other)| other.0);
+                        let mut others = others.filter(|other| *other != loser);
+                        Some(order.id) == replaced
+                            || order.id == new.id
+                            || victims.contains(&(order.id, (loser, is_private)))
+                            || scope == Scope::Half && others.any(|other| count(other) <= own)
+                    };
+                    let is_own = loser == new_holder;
+                    Some((loser, self.last_of(&held, new, replaced, is_own, is_kept)?))
+                })
+                .ok_or(())?;
             if scope == Scope::Half {
                 let others = all.iter().filter(|(order, _)| order.id == chosen);
                 let mut ended: Vec<_> = others.map(|(order, other)| (order.id, *other)).collect();
