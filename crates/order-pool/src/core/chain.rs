@@ -194,6 +194,10 @@ impl Chain {
         let kept = block.and_then(|block| block.orders.get(block.by_hash.get(tx.hash())?));
         if let Some(kept) = kept.and_then(|(removed, _)| removed.order.as_tx()) {
             kept.record_repeat(tx.origin(), tx.first_seen());
+            if kept.has_older_sidecar_than(&tx) && !tx.origin().is_external() {
+                let order = Arc::new(Order::Tx(kept.with_envelope(&tx)));
+                self.mined.replace(&head, order);
+            }
             return;
         }
         let last_block = tx.private_terms().map(|terms| terms.max_block);
@@ -230,6 +234,19 @@ impl ReorgStore {
         block.orders.insert(number, (removed, holder));
         // One at a time, with each order that is added: to drop thousands at once takes
         // milliseconds.
+        while self.usage.total.bytes > self.max_bytes && self.drop_one() {}
+    }
+
+    /// Replaces an order of a block by one with the same hash.
+    fn replace(&mut self, head: &Head, order: Arc<Order>) {
+        let block = self.blocks.get_mut(&(head.number, head.hash));
+        let Some(BlockOrders { orders, by_hash, .. }) = block else { return };
+        let Some(&number) = by_hash.get(order.id().hash()) else { return };
+        let Some((removed, holder)) = orders.get_mut(&number) else { return };
+        let position = Reverse((head.number, head.hash, number));
+        self.usage.remove(*holder, (), position, removed.order.size_bytes());
+        self.usage.insert(*holder, (), position, order.size_bytes());
+        removed.order = order;
         while self.usage.total.bytes > self.max_bytes && self.drop_one() {}
     }
 

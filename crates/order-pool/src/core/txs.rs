@@ -97,7 +97,7 @@ impl Core {
     /// sequence number, which changes with the envelope.
     fn move_to_node_share(&mut self, seq: u64, tx: &Transaction, again: &Transaction) -> u64 {
         let Some(entry) = self.txs.get(seq) else { return seq };
-        let is_old = tx.has_old_sidecar() && again.sidecar().is_some() && !again.has_old_sidecar();
+        let is_old = tx.has_older_sidecar_than(again);
         if entry.is_of_node_share && !is_old {
             return seq;
         }

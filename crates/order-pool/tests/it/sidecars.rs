@@ -12,8 +12,8 @@ use alloy_eips::{
 };
 use alloy_primitives::{Address, B256, Signature};
 use order_pool::{
-    BundleError, Event, InsertOutcome, OrderPool, Origin, PoolConfig, PooledTransaction, RawBundle,
-    RemoveReason, SidecarError, Transaction,
+    Block, BundleError, Event, Head, InsertOutcome, OrderPool, Origin, PoolConfig,
+    PooledTransaction, RawBundle, RemoveReason, SidecarError, Transaction,
 };
 
 /// Returns a sidecar of one blob of zeros. Its commitment and its proof are the point at infinity.
@@ -177,4 +177,26 @@ fn the_nodes_envelope_replaces_one_without_cell_proofs() {
     // The old form does not replace the new one.
     assert_eq!(pool.insert_transaction(recovered(old.clone())), InsertOutcome::Known);
     assert!(is_pooled_with_cells());
+}
+
+/// A stranger sent it late, with the proofs of before Osaka, and a reorg put these back.
+#[test]
+fn a_reorg_puts_back_the_envelope_that_the_node_announced() {
+    let pool = OrderPool::new(PoolConfig::default()).expect("the default is valid");
+    let hashes: Vec<_> = zeros().versioned_hashes().collect();
+    let (old, new) = (transaction(zeros(), hashes.clone()), transaction(cells(), hashes));
+    let block = |number: u8, hash: u8, mined: &[B256]| {
+        let [hash, parent] = [hash, number - 1].map(B256::with_last_byte);
+        Block::new(Head::new(number.into(), hash, parent), mined)
+    };
+    pool.on_head(block(1, 1, &[]));
+    pool.on_head(block(2, 2, &[*old.hash()]));
+    assert_eq!(pool.insert_transaction(recovered(old.clone())), InsertOutcome::Mined);
+    let announced = Recovered::new_unchecked(new, Address::ZERO);
+    let announced = Transaction::new(announced, Origin::Mempool, SystemTime::UNIX_EPOCH);
+    assert_eq!(pool.insert_transaction(announced), InsertOutcome::Mined);
+    pool.on_head(block(2, 22, &[]));
+    let order = pool.get(old.hash()).expect("the reorg put it back");
+    let sidecar = order.as_tx().and_then(Transaction::sidecar);
+    assert!(matches!(sidecar, Some(BlobTransactionSidecarVariant::Eip7594(_))));
 }
