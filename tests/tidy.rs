@@ -696,10 +696,12 @@ const VAGUE_NAMES: [&str; 11] =
     ["at", "by", "from", "is_it", "it", "of", "owe", "told", "what", "who", "whom"];
 
 /// The folders whose parameters and fields have no vague name. Add a crate when it complies.
-const WITHOUT_VAGUE_NAMES: [&str; 8] = [
+const WITHOUT_VAGUE_NAMES: [&str; 10] = [
     "bin",
     "crates/blocklist",
+    "crates/chain-view",
     "crates/load-control",
+    "crates/order-pool",
     "crates/order-rpc",
     "dev/mock-node",
     "dev/testkit",
@@ -841,13 +843,15 @@ const DIALECT: [&str; 23] = [
 ];
 
 /// The files and folders without dialect. Add one when it complies.
-const WITHOUT_DIALECT: [&str; 13] = [
-    "README.md",
+const WITHOUT_DIALECT: [&str; 15] = [
     "ARCHITECTURE.md",
+    "README.md",
     "SECURITY.md",
     "bin",
     "crates/blocklist",
+    "crates/chain-view",
     "crates/load-control",
+    "crates/order-pool",
     "crates/order-rpc",
     "dev/example-builder",
     "dev/mock-node",
