@@ -262,8 +262,8 @@ impl Transaction {
         Self { inner: announced.inner.clone(), size_bytes: announced.size_bytes, ..self.clone() }
     }
 
-    /// Whether its sidecar has the EIP-4844 form, and the other's the EIP-7594 form, whose cell proofs
-    /// nodes and blocks need since Osaka.
+    /// Whether its sidecar has the EIP-4844 form, and the other's the EIP-7594 form, whose cell
+    /// proofs nodes and blocks need since Osaka.
     pub(crate) fn has_older_sidecar_than(&self, other: &Self) -> bool {
         matches!(self.sidecar(), Some(BlobTransactionSidecarVariant::Eip4844(_)))
             && matches!(other.sidecar(), Some(BlobTransactionSidecarVariant::Eip7594(_)))

@@ -68,8 +68,8 @@ pub struct RawBundle {
     /// The transaction whose payment is refunded; at most one.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub refund_tx_hashes: Vec<B256>,
-    /// Titan's way to name the transaction whose payment is refunded: its index in [`Self::txs`]. With
-    /// [`Self::refund_tx_hashes`] it must name the same transaction.
+    /// Titan's way to name the transaction whose payment is refunded: its index in [`Self::txs`].
+    /// With [`Self::refund_tx_hashes`] it must name the same transaction.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub refund_index: Option<u64>,
     /// See [`BundleParts::delayed_refund`].

@@ -202,7 +202,8 @@ fn claims_on_removed_orders_take_no_room() {
     assert_eq!((pool.len(), pool.stats().evicted), (200, 0));
 }
 
-/// Two small holders sent what the largest one had, which then lost nothing, and neither did others.
+/// Two small holders sent what the largest one had, which then lost nothing, and neither did
+/// others.
 #[test]
 fn case_11_the_next_largest_holder_loses_if_the_largest_can_lose_nothing() {
     let pool = pool();

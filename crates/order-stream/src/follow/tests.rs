@@ -182,7 +182,7 @@ fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_pu
 fn each_cancellation_is_a_message_of_its_own() {
     let (pool, mut follower) = (pool(), Follower::new(Flow::Private, true));
     let (holder, signer, at) = (Holder::Host, SIGNER, SystemTime::now());
-    let private = PrivateCancellation { hash: hash(1, 0), signer, at, holder };
+    let private = PrivateCancellation { hash: hash(1, 0), signer, cancelled_at: at, holder };
     let bundle = Cancellation { key: KEY, nonce: None, holder, sent_at: None };
     for event in [Event::Cancelled(bundle), Event::CancelledPrivate(private)] {
         let mut suffix = || follower.on(&event, &pool)[0].suffix("a");
