@@ -14,11 +14,11 @@ export PROPTEST_CASES=20000
 
 # The reader, the package, its test binary, the property.
 properties="
-raw-transactions txpool-fetcher lib a_damaged_transaction_is_refused_or_is_what_its_bytes_encode
+raw-transactions txpool-fetcher lib a_damaged_transaction_is_refused_or_encodes_to_its_bytes
 full-objects txpool-fetcher lib text_of_any_kind_does_not_panic
-full-objects txpool-fetcher lib a_damaged_kept_object_is_never_another_transaction
-txpool-lists txpool-fetcher lib it_finds_what_a_parser_finds_however_the_bytes_are_cut
-txpool-lists txpool-fetcher lib a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut
+full-objects txpool-fetcher lib a_damaged_object_is_never_another_transaction
+txpool-lists txpool-fetcher lib the_listed_hashes_do_not_depend_on_the_pieces
+txpool-lists txpool-fetcher lib a_damaged_list_is_read_alike_in_any_pieces
 blocks txpool-fetcher lib a_damaged_block_has_a_head_or_is_refused
 http-bodies order-rpc lib any_bytes_parse_to_calls_or_an_error
 http-bodies order-rpc lib damaged_parameters_parse_or_their_error_names_a_field

@@ -236,8 +236,9 @@ impl Ingest {
         if let Some(rpc) = &self.rpc {
             return Err(IngestError::SecondRpc { address: rpc.local_addr() });
         }
+        let (ready, audited) = (self.fetcher.handle().clone(), self.fetcher.handle().clone());
         let mut host = Host::new(self.pool.clone(), self.gate.clone())
-            .with_sources(self.fetcher.readiness(), self.fetcher.audited());
+            .with_sources(move || ready.is_ready(), move || audited.is_audited());
         host.monitor = Some(self.monitor.clone());
         if let Some((config, endpoint)) = &self.node_admission {
             let started = NodeAdmission::start(config, endpoint.clone(), self.pool.clone());

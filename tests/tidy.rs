@@ -696,13 +696,14 @@ const VAGUE_NAMES: [&str; 11] =
     ["at", "by", "from", "is_it", "it", "of", "owe", "told", "what", "who", "whom"];
 
 /// The folders whose parameters and fields have no vague name. Add a crate when it complies.
-const WITHOUT_VAGUE_NAMES: [&str; 10] = [
+const WITHOUT_VAGUE_NAMES: [&str; 11] = [
     "bin",
     "crates/blocklist",
     "crates/chain-view",
     "crates/load-control",
     "crates/order-pool",
     "crates/order-rpc",
+    "crates/txpool-fetcher",
     "dev/mock-node",
     "dev/testkit",
     "examples",
@@ -843,7 +844,7 @@ const DIALECT: [&str; 23] = [
 ];
 
 /// The files and folders without dialect. Add one when it complies.
-const WITHOUT_DIALECT: [&str; 15] = [
+const WITHOUT_DIALECT: [&str; 16] = [
     "ARCHITECTURE.md",
     "README.md",
     "SECURITY.md",
@@ -853,6 +854,7 @@ const WITHOUT_DIALECT: [&str; 15] = [
     "crates/load-control",
     "crates/order-pool",
     "crates/order-rpc",
+    "crates/txpool-fetcher",
     "dev/example-builder",
     "dev/mock-node",
     "dev/testkit",

@@ -82,13 +82,11 @@ impl Start {
         let pressed = monitor.clone();
         let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), move || pressed.is_pressed());
         let upkeep = upkeep.expect("a thread");
-        let config = FetcherConfig {
-            audit_interval: None,
-            backfill,
-            monitor: policy.then_some(monitor),
-            gate: Some(gate.clone()),
-            ..FetcherConfig::ipc(node.path())
-        };
+        let mut config = FetcherConfig::ipc(node.path());
+        config.audit_interval = None;
+        config.backfill = backfill;
+        config.monitor = policy.then_some(monitor);
+        config.gate = Some(gate.clone());
         let mut limits = Limits::default();
         if !policy {
             limits.deferrable_slots = Some(config.fetch_slots);

@@ -91,13 +91,14 @@ impl Contender {
                 return None;
             }
         };
-        let source = match node {
+        let mut config = match node {
             Node::Process(node) => FetcherConfig::ipc(node.path()),
             Node::InProcess { pool, .. } => {
                 FetcherConfig::in_process("node", Arc::clone(pool) as _)
             }
         };
-        Some(FetcherConfig { announcements, ..source })
+        config.announcements = announcements;
+        Some(config)
     }
 
     /// Starts a rival.

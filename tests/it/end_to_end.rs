@@ -10,7 +10,8 @@ use super::*;
 async fn a_comparison_recovers_expired_transactions_that_are_still_pending() {
     let node = Node::start(20, |config| config);
     let pool = PoolConfig { tx_retention: Duration::from_millis(200), ..PoolConfig::default() };
-    let fetcher = FetcherConfig { audit_interval: None, ..node.fetcher() };
+    let mut fetcher = node.fetcher();
+    fetcher.audit_interval = None;
     let ingest = Ingest::start(IngestConfig::new(fetcher, pool)).await.expect("it starts");
     eventually("the source is live", || ingest.fetcher().is_live()).await;
     node.submit_all();

@@ -90,8 +90,8 @@ async fn a_subscriber_sees_announced_and_sent_transactions() {
 #[tokio::test]
 async fn the_rpc_server_is_ready_only_while_the_source_is_live() {
     let (_folder, path) = socket();
-    let fetcher =
-        FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::ipc(path.clone()) };
+    let mut fetcher = FetcherConfig::ipc(path.clone());
+    fetcher.start = StartPolicy::WaitForNode;
     let mut ingest = Ingest::start(config(fetcher)).await.expect("it waits for the node");
     let server = address(&ingest);
     assert_eq!(readiness(server).await, 503);

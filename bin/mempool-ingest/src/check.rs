@@ -9,7 +9,7 @@ use std::{
 };
 
 use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, PoolConfig,
+    Ingest, IngestConfig, PoolConfig,
     txpool_fetcher::{Announcements, AuditMode, Backfill, Endpoint, SourceState, StartPolicy},
 };
 
@@ -153,13 +153,11 @@ async fn check_server(url: &str) -> Result<String, Failure> {
 
 /// Connects to a source, and returns its chain and the line that describes it.
 async fn check_source(source: &Endpoint, options: &Options) -> Result<(u64, String), Failure> {
-    let config = FetcherConfig {
-        sources: vec![source.clone()],
-        start: StartPolicy::RequireNode,
-        backfill: Backfill::Off,
-        audit_interval: None,
-        ..options.fetcher.clone()
-    };
+    let mut config = options.fetcher.clone();
+    config.sources = vec![source.clone()];
+    config.start = StartPolicy::RequireNode;
+    config.backfill = Backfill::Off;
+    config.audit_interval = None;
     let deadline = Instant::now() + SOURCE_TIMEOUT;
     let ingest = Ingest::start(IngestConfig::new(config, PoolConfig::default())).await?;
     let fetcher = ingest.fetcher();

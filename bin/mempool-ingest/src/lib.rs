@@ -156,10 +156,10 @@ pub fn check(args: &Args) -> ExitCode {
 
 /// Returns a function that returns the endpoints of the nodes that have announced a transaction.
 fn announcers(ingest: &Ingest) -> impl Fn(&B256) -> Vec<String> + Send + 'static {
-    let announcers = ingest.fetcher().announcers();
-    let status = ingest.fetcher().status();
+    let handle = ingest.fetcher().handle().clone();
+    let status = handle.status();
     let names: Vec<_> = status.iter().map(|source| source.endpoint.to_string()).collect();
-    move |hash| announcers(hash).into_iter().map(|source| names[source].clone()).collect()
+    move |hash| handle.announcers(hash).into_iter().map(|source| names[source].clone()).collect()
 }
 
 /// Returns the time until the deadline.

@@ -73,9 +73,10 @@ struct Section {
 
 impl Default for Options {
     fn default() -> Self {
-        let fetcher = FetcherConfig::new([]);
+        let mut fetcher = FetcherConfig::new([]);
+        fetcher.announcements = Announcements::Auto;
         Self {
-            fetcher: FetcherConfig { announcements: Announcements::Auto, ..fetcher },
+            fetcher,
             pool: PoolConfig::default(),
             gate: GateConfig::default(),
             monitor: MonitorConfig::default(),

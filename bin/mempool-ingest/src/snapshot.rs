@@ -184,7 +184,7 @@ fn age(timestamp: u64) -> Duration {
 
 /// `backfill_total` is the number of hashes that a running backfill has to fetch, or 0.
 fn source(status: &SourceStatus, backfill_total: u64) -> Source {
-    let open_gap = status.gaps.iter().rfind(|gap| gap.to.is_none());
+    let open_gap = status.gaps.iter().rfind(|gap| gap.closed_at.is_none());
     let other_chain = match status.last_error.as_deref() {
         Some(SourceError::Connect(ConnectError::OtherChain { found, .. })) => Some(*found),
         _ => None,
@@ -200,7 +200,7 @@ fn source(status: &SourceStatus, backfill_total: u64) -> Source {
         audited: status.audited,
         backlog: status.backlog,
         gaps: status.gaps.len(),
-        open_gap: open_gap.map(|gap| (gap.reason.as_str(), gap.from.elapsed())),
+        open_gap: open_gap.map(|gap| (gap.reason.as_str(), gap.opened_at.elapsed())),
         reconnects: status.reconnects,
         audits: status.audits,
         backfill: (backfill_total > 0).then_some(BackfillProgress {

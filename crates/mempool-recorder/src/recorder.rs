@@ -70,7 +70,7 @@ impl Recorder {
     }
 
     /// As [`Self::start`], with a function that names the nodes that have announced a transaction, for
-    /// the column `sources`: for instance the host's names for what `Fetcher::announcers` returns.
+    /// the column `sources`: for instance the host's names for what `FetcherHandle::announcers` returns.
     /// It is called for each transaction when its group is written, on the recorder's thread.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
-//! The answer to one request over a socket of its own, read on a thread that may block.
+//! Reads the response to one request over a separate socket, on a thread that may block.
 //!
-//! A pool's list and a full block have megabytes. On the connection for calls, pings and heads would wait behind them,
-//! and their framing would take milliseconds of the thread that reads the sockets.
+//! The list of a pool and a full block have megabytes. On a request connection, pings and heads
+//! would wait behind them, and finding the end of their messages would take milliseconds on the
+//! thread of the sockets. No part of a response is held without a bound.
 
-// Bytes from outside are read here: none of them may cause a panic.
+// Input from outside is read here: no input may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
@@ -34,73 +35,77 @@ use crate::{
     tasks::Tasks,
 };
 
-/// How often a read looks whether the answer is still wanted.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How often a read checks whether the response is still needed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Most bytes read with one call.
+/// The highest number of bytes that are read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Most bytes from the start of one string to the start of the next, 4 MiB, where a blob has 256 KiB: a string may be held
-/// as a whole, and so may a number.
+/// The highest number of bytes from the start of one string to the start of the next: 4 MiB, while
+/// a blob has 256 KiB of hex. It bounds strings and numbers, which are held as a whole.
 const MAX_STRING_BYTES: usize = 4 << 20;
 
-/// Most bytes of an answer beside its result, 1 MiB: an error is held as a whole, and has some hundred.
+/// The highest number of bytes of a response outside of its result: 1 MiB. An error is held as a
+/// whole, and has some hundred bytes.
 const MAX_OTHER_BYTES: usize = 1 << 20;
 
-/// How deep an answer may be nested. It is the limit of `serde_json`, which has none for what it
-/// skips, and holds a byte of that for each level.
+/// How deep a response may be nested. `serde_json` has the same limit, but not for values that it
+/// skips, of which it holds one byte for each level.
 const MAX_DEPTH: usize = 128;
 
-/// A call of which the answer is read as it comes.
+/// A call whose response is read while it arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LongCall<'a> {
     pub(crate) endpoint: &'a Endpoint,
     pub(crate) method: &'static str,
-    /// A JSON array.
+    /// The parameters, as a JSON array.
     pub(crate) params: &'a str,
-    /// Longest answer over WebSocket, where it is held as a whole.
+    /// Longest response over WebSocket, where it is held as a whole.
     pub(crate) max_bytes: usize,
-    /// For the whole of it.
+    /// Time-out of the whole call.
     pub(crate) time_limit: Duration,
 }
 
-/// The answer, as it comes; over WebSocket when it is complete.
+/// The bytes of a response while they arrive; over WebSocket when the response is complete.
 pub(crate) struct Answer {
     bytes: Box<dyn Read + Send>,
-    requested: Instant,
+    requested_at: Instant,
     time_limit: Duration,
     stop: CancellationToken,
+    /// The number of bytes read.
     count: u64,
 }
 
 impl LongCall<'_> {
-    /// Sends the request, and calls `read` with the answer on a thread that may block. Whoever stops
-    /// waiting ends its reading.
+    /// Sends the request, and calls `read` with the response on a thread that may block.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the next read of the response fails, which ends `read`.
     pub(crate) async fn read<T: Send + 'static>(
         self,
         tasks: &Arc<Tasks>,
         read: impl FnOnce(Answer) -> T + Send + 'static,
     ) -> Result<T, SnapshotError> {
         let stop = tasks.stop.child_token();
-        let _ends = stop.clone().drop_guard();
-        let requested = Instant::now();
+        let _stop_on_drop = stop.clone().drop_guard();
+        let requested_at = Instant::now();
         let bytes: Box<dyn Read + Send> = match self.endpoint {
-            Endpoint::Ipc(path) => Box::new(self.send_to(path)?),
-            _ => Box::new(self.call().await?),
+            Endpoint::Ipc(path) => Box::new(self.send_over_ipc(path)?),
+            _ => Box::new(self.call_over_websocket().await?),
         };
         let time_limit = self.time_limit;
-        let answer = Answer { bytes, requested, time_limit, stop, count: 0 };
+        let answer = Answer { bytes, requested_at, time_limit, stop, count: 0 };
         let read = tasks.spawn_blocking(move || read(answer)).await;
         read.map_err(|_| SnapshotError::ConnectionLost)
     }
 
-    /// Neither the connect nor the write waits: the node accepts a connection before it serves it, and an
-    /// empty socket has room for a request.
-    fn send_to(&self, path: &Path) -> Result<UnixStream, SnapshotError> {
+    /// Sends the request over a new socket. Neither the connect nor the write blocks: the kernel
+    /// accepts a connection for the node, and an empty socket has room for a request.
+    fn send_over_ipc(&self, path: &Path) -> Result<UnixStream, SnapshotError> {
         let connect_error = |error| ConnectError::io(self.endpoint, error);
         let mut socket = UnixStream::connect(path).map_err(connect_error)?;
-        socket.set_read_timeout(Some(LOOK_AGAIN)).map_err(connect_error)?;
-        socket.set_write_timeout(Some(LOOK_AGAIN)).map_err(connect_error)?;
+        socket.set_read_timeout(Some(CHECK_INTERVAL)).map_err(connect_error)?;
+        socket.set_write_timeout(Some(CHECK_INTERVAL)).map_err(connect_error)?;
         let Self { method, params, .. } = self;
         let request =
             format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#);
@@ -108,9 +113,8 @@ impl LongCall<'_> {
         Ok(socket)
     }
 
-    /// Over WebSocket, with a connection of its own: on the connection for calls, everything would wait
-    /// behind it.
-    async fn call(&self) -> Result<impl Read + Send + use<>, SnapshotError> {
+    /// Makes the call over a new WebSocket connection.
+    async fn call_over_websocket(&self) -> Result<impl Read + Send + use<>, SnapshotError> {
         let connection =
             Connection::open_for(self.endpoint, self.max_bytes, self.time_limit).await?;
         let params = RawValue::from_string(self.params.to_owned());
@@ -127,14 +131,17 @@ impl LongCall<'_> {
     }
 }
 
-/// The `result` of an answer; `None` for `null`. Blocks until it is complete.
-pub(crate) fn result_of<T: DeserializeOwned>(from: impl Read) -> Result<Option<T>, SnapshotError> {
-    let left = Cell::new(MAX_OTHER_BYTES);
-    let answer = Bounded { answer: from, left: &left, scan: Scan::default() };
-    // It does not read on behind the answer, where the node sends nothing.
-    let answer = BufReader::with_capacity(CHUNK_BYTES, answer);
-    let response = Response { left: &left, result: PhantomData };
-    let response = serde_json::Deserializer::from_reader(answer).deserialize_map(response);
+/// Reads the `result` of a response; `None` for `null`. Blocks until the response is complete.
+pub(crate) fn result_of<T: DeserializeOwned>(
+    response: impl Read,
+) -> Result<Option<T>, SnapshotError> {
+    let bytes_left = Cell::new(MAX_OTHER_BYTES);
+    let bounded = Bounded { response, bytes_left: &bytes_left, scan: Scan::default() };
+    // The reader stops at the end of the response: behind it the node sends nothing, and a read
+    // would wait.
+    let reader = BufReader::with_capacity(CHUNK_BYTES, bounded);
+    let visitor = ResponseVisitor { bytes_left: &bytes_left, result: PhantomData };
+    let response = serde_json::Deserializer::from_reader(reader).deserialize_map(visitor);
     let (result, error) = response.map_err(|error| match error.classify() {
         Category::Io => io::Error::from(error).downcast().unwrap_or_else(SnapshotError::Io),
         _ => SnapshotError::NotAPool,
@@ -144,34 +151,36 @@ pub(crate) fn result_of<T: DeserializeOwned>(from: impl Read) -> Result<Option<T
     Err(SnapshotError::Refused { code, message })
 }
 
-/// What a gateway before the node says that is at its limit.
+/// The error code of a node, or of a gateway in front of it, that is at its limit (EIP-1474).
 const LIMIT_EXCEEDED: i64 = -32005;
 
 #[derive(Deserialize)]
-struct AnyError<'a> {
+struct ErrorFields<'a> {
     code: i64,
     #[serde(borrow, default)]
     message: Cow<'a, str>,
 }
 
-/// Reads what stands in the field `error`. In a form that no node uses (a text alone, a code that is
-/// missing or a text) it comes from a gateway before the node, which says that it is at its limit.
+/// Reads the field `error`. If it has a form that no node uses (only a text, or a code that is
+/// missing or a text), it comes from a gateway in front of the node that is at its limit.
 fn read_error(error: &str) -> (i64, String) {
-    let read = || serde_json::from_str::<AnyError<'_>>(error).ok();
-    let (code, message) = match error.starts_with('{').then(read).flatten() {
-        Some(AnyError { code, message }) => (code, message),
+    let is_object = error.starts_with('{');
+    let fields = if is_object { serde_json::from_str(error).ok() } else { None };
+    let (code, message) = match fields {
+        Some(ErrorFields { code, message }) => (code, message),
         None => (LIMIT_EXCEEDED, Cow::Borrowed(error)),
     };
     (code, clip(&message, 200))
 }
 
-/// Reads the fields of a response: its result without a bound, because whoever reads that holds little of it.
-struct Response<'a, T> {
-    left: &'a Cell<usize>,
+/// Reads the fields of a response. The result has no bound on its bytes, because its type holds
+/// only a small part of it.
+struct ResponseVisitor<'a, T> {
+    bytes_left: &'a Cell<usize>,
     result: PhantomData<T>,
 }
 
-impl<'de, T: DeserializeOwned> Visitor<'de> for Response<'_, T> {
+impl<'de, T: DeserializeOwned> Visitor<'de> for ResponseVisitor<'_, T> {
     type Value = (Option<T>, Option<Box<RawValue>>);
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -184,9 +193,9 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Response<'_, T> {
             match field.as_str() {
                 "result" if result.is_some() => return Err(A::Error::duplicate_field("result")),
                 "result" => {
-                    self.left.set(usize::MAX);
+                    self.bytes_left.set(usize::MAX);
                     result = map.next_value()?;
-                    self.left.set(MAX_OTHER_BYTES);
+                    self.bytes_left.set(MAX_OTHER_BYTES);
                 }
                 "error" => error = map.next_value()?,
                 _ => _ = map.next_value::<IgnoredAny>()?,
@@ -196,22 +205,23 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Response<'_, T> {
     }
 }
 
-/// An answer of which a part has so many bytes at most, and that is not nested too deep and has no string that is too long.
-/// Depth and length are looked at after each read, of [`CHUNK_BYTES`] at most.
+/// Reads a response, and fails when it exceeds a bound: the bytes that are left, the depth of its
+/// nesting, or the length of a string. The bounds are checked after each read of at most
+/// [`CHUNK_BYTES`].
 struct Bounded<'a, R> {
-    answer: R,
-    left: &'a Cell<usize>,
+    response: R,
+    bytes_left: &'a Cell<usize>,
     scan: Scan,
 }
 
 impl<R: Read> Read for Bounded<'_, R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = self.answer.read(into)?;
-        self.scan.advance(into.get(..count).unwrap_or_default());
-        let is_too_much = self.scan.depth > MAX_DEPTH || self.scan.since_quote > MAX_STRING_BYTES;
-        match self.left.get().checked_sub(count) {
-            Some(left) if !is_too_much => {
-                self.left.set(left);
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.response.read(buffer)?;
+        self.scan.advance(buffer.get(..count).unwrap_or_default());
+        let is_exceeded = self.scan.depth > MAX_DEPTH || self.scan.since_quote > MAX_STRING_BYTES;
+        match self.bytes_left.get().checked_sub(count) {
+            Some(left) if !is_exceeded => {
+                self.bytes_left.set(left);
                 Ok(count)
             }
             _ => Err(io::Error::other(SnapshotError::NotAPool)),
@@ -219,19 +229,19 @@ impl<R: Read> Read for Bounded<'_, R> {
     }
 }
 
-/// An error is one of the operating system, or holds a [`SnapshotError`].
+/// An error is one of the operating system, or contains a [`SnapshotError`].
 impl Read for Answer {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // Whether it is still wanted is looked at before each read, which waits for at most 100 ms.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // Each read waits for at most `CHECK_INTERVAL`.
         loop {
             if self.stop.is_cancelled() {
                 return Err(io::Error::other(SnapshotError::ConnectionLost));
             }
-            if self.requested.elapsed() >= self.time_limit {
+            if self.requested_at.elapsed() >= self.time_limit {
                 return Err(io::Error::other(SnapshotError::Timeout(self.time_limit)));
             }
-            match self.bytes.read(into) {
-                Ok(0) if !into.is_empty() => {
+            match self.bytes.read(buffer) {
+                Ok(0) if !buffer.is_empty() => {
                     return Err(io::Error::other(SnapshotError::Truncated(self.count)));
                 }
                 Ok(count) => {
@@ -250,23 +260,26 @@ impl Read for Answer {
     }
 }
 
-/// Where in a JSON value the next byte stands.
+/// The position of the next byte in a JSON value.
 #[derive(Default)]
 struct Scan {
-    /// How many arrays and objects are open.
+    /// The number of open arrays and objects.
     depth: usize,
     in_string: bool,
+    /// The previous byte was a backslash in a string.
     escaped: bool,
-    /// How many bytes have been scanned since the latest string began.
+    /// The number of bytes scanned since the latest string began.
     since_quote: usize,
 }
 
 impl Scan {
-    /// Scans the next bytes, up to the end of the value. Returns how many those are if it ends in them.
+    /// Scans the next bytes, up to the end of the value. Returns the number of bytes up to there,
+    /// if the value ends in them.
     #[expect(clippy::arithmetic_side_effects, reason = "counts of bytes that were read")]
     fn advance(&mut self, bytes: &[u8]) -> Option<usize> {
-        let mut at = 0;
-        while let Some((rest, first)) = bytes.get(at..).and_then(|rest| Some((rest, rest.first()?)))
+        let mut position = 0;
+        while let Some(rest) = bytes.get(position..)
+            && let Some(first) = rest.first()
         {
             let count = if self.escaped {
                 self.escaped = false;
@@ -281,17 +294,17 @@ impl Scan {
                     b'"' => (self.in_string, self.since_quote) = (true, 0),
                     b'{' | b'[' => self.depth += 1,
                     b'}' | b']' => {
-                        // Not every value begins with a bracket.
+                        // Saturating, because not every value begins with a bracket.
                         self.depth = self.depth.saturating_sub(1);
                         if self.depth == 0 {
-                            return Some(at + 1);
+                            return Some(position + 1);
                         }
                     }
                     _ => {}
                 }
                 1
             };
-            at += count;
+            position += count;
             self.since_quote += count;
         }
         None
@@ -302,12 +315,12 @@ impl Scan {
 mod tests {
     use super::*;
 
-    /// An escaped quotation mark counted as the end of a string.
+    /// Before the fix an escaped quotation mark counted as the end of a string.
     #[test]
-    fn of_a_string_without_an_end_little_is_read_whatever_it_consists_of() {
+    fn a_string_without_an_end_is_not_read_beyond_its_bound() {
         for part in ["aa", r#"\""#] {
-            let answer = format!(r#"{{"result":{{"{}"#, part.repeat(MAX_STRING_BYTES));
-            let mut unread = answer.as_bytes();
+            let response = format!(r#"{{"result":{{"{}"#, part.repeat(MAX_STRING_BYTES));
+            let mut unread = response.as_bytes();
             let result = result_of::<serde_json::Value>(&mut unread);
             assert!(matches!(result, Err(SnapshotError::NotAPool)), "{result:?}");
             assert!(unread.len() >= MAX_STRING_BYTES / 2, "{} bytes of {part}", unread.len());

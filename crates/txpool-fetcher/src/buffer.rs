@@ -1,6 +1,6 @@
-//! A queue of heads that never makes its writer wait.
+//! A bounded queue whose writer never waits: a full queue drops its oldest item. It holds heads.
 //!
-//! Its lock is taken by who reads heads and who follows them, for one item.
+//! The reader and the writer take its lock for one push or one pop.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -8,21 +8,22 @@ use tokio::sync::Notify;
 
 use crate::sync::lock;
 
-/// A bounded queue with one reader. When it is full, a new item displaces the oldest.
+/// A bounded queue with one reader.
 pub(crate) struct Buffer<T> {
-    slots: usize,
+    capacity: usize,
     items: Mutex<VecDeque<T>>,
     changed: Notify,
 }
 
 impl<T> Buffer<T> {
-    pub(crate) fn new(slots: usize) -> Self {
-        Self { slots, items: Mutex::default(), changed: Notify::new() }
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { capacity, items: Mutex::default(), changed: Notify::new() }
     }
 
+    /// Adds an item; when the queue is full, it displaces the oldest one.
     pub(crate) fn push(&self, item: T) {
         let mut items = lock(&self.items);
-        if items.len() == self.slots {
+        if items.len() == self.capacity {
             items.pop_front();
         }
         items.push_back(item);
@@ -30,7 +31,10 @@ impl<T> Buffer<T> {
         self.changed.notify_one();
     }
 
-    /// Waits for the next item. Cancel safe.
+    /// Waits for the oldest item and removes it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: an item is only removed when it is returned.
     pub(crate) async fn next(&self) -> T {
         loop {
             if let Some(item) = lock(&self.items).pop_front() {
@@ -47,7 +51,7 @@ mod tests {
     use futures::FutureExt as _;
 
     #[test]
-    fn the_oldest_items_are_displaced() {
+    fn new_items_displace_the_oldest_ones() {
         let buffer = Buffer::new(4);
         assert_eq!(buffer.next().now_or_never(), None);
         (0..6).for_each(|item| buffer.push(item));

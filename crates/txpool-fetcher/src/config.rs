@@ -1,4 +1,4 @@
-//! The configuration, with the arithmetic behind each default.
+//! The configuration of a fetcher, with the arithmetic behind each default, and its validation.
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
@@ -10,45 +10,47 @@ use crate::{
     limits::{DEFERRABLE_SLOTS, Limits},
 };
 
-/// Fetches in flight at once, over all sources.
+/// Default of [`FetcherConfig::fetch_slots`].
 ///
-/// By Little's law 64 slots sustain 2000 transactions/s up to a response time of 32 ms.
+/// By Little's law, 64 slots sustain 2,000 transactions/s up to a response time of 32 ms.
 pub const DEFAULT_FETCH_SLOTS: usize = 64;
 
-/// Bytes of responses that may be in flight before further fetches wait.
+/// Default of [`FetcherConfig::max_bytes_in_flight`]: 64 MiB.
 ///
-/// 64 slots of six-blob responses (1.6 MB of JSON each) would be 100 MB; this allows 40 of them. The size of
-/// a response is not known before it arrives, so a fetch reserves the running mean of recent responses. The
-/// overshoot is bounded by the slots and by what the node sends: 15 MB for a response on reth and geth. Over
-/// WebSocket a message has at most 32 MiB; alloy's IPC transport has no such bound.
+/// 64 slots of six-blob responses (1.6 MB of JSON each) would be 100 MB; this permits 40 of them.
+/// The size of a response is not known before it arrives, so a fetch reserves the running mean of
+/// recent responses. The overshoot is bounded by the number of slots and by what the node sends: 15
+/// MB for a response on reth and geth. A WebSocket message has at most 32 MiB; alloy's IPC
+/// transport has no such bound.
 pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 
-/// Request connections of each source.
+/// Default of [`FetcherConfig::request_connections`].
 ///
-/// While the response of one is a blob transaction of six blobs, which takes a node 2.5 to 17 ms, small ones go over
-/// the other. Under a light load one of them has all the work, since of equally busy ones the first is taken.
+/// While one connection carries a transaction with six blobs, which takes a node 2.5 to 17 ms,
+/// small transactions use the other one. Of equally busy connections the first one is chosen, so
+/// under a light load it carries everything.
 pub const DEFAULT_REQUEST_CONNECTIONS: usize = 2;
 
-/// Time between two audits, which compare the node's pool with ours; ± 10 % of jitter.
+/// Default of [`FetcherConfig::audit_interval`]: 60 s, with a jitter of ±10 %.
 pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Upper bound of [`FetcherConfig::fetch_slots`].
 pub const MAX_FETCH_SLOTS: usize = 4096;
 
-/// The most transactions that a [`TransactionStream`](crate::TransactionStream) may hold: 30 s at
-/// 2,000/s, and about 100 MB of plain ones.
+/// Upper bound of the buffer of a [`TransactionStream`](crate::TransactionStream), in transactions:
+/// 30 s at 2,000/s, and about 100 MB of transactions without blobs.
 pub const MAX_STREAM_BUFFER: usize = 1 << 16;
 
-/// How a source is reached.
+/// The address of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(try_from = "String"))]
 pub enum Endpoint {
     /// The path of a Unix socket.
     Ipc(PathBuf),
-    /// A WebSocket URL, `ws://host:port/…`, or `wss://host/…` for TLS.
+    /// A WebSocket URL: `ws://host:port/…`, or `wss://host/…` for TLS.
     Ws(String),
-    /// A pool in this process, which announces hashes.
+    /// A pool in this process, which always announces hashes.
     InProcess(InProcess),
 }
 
@@ -65,10 +67,12 @@ impl fmt::Display for Endpoint {
 impl FromStr for Endpoint {
     type Err = ConfigError;
 
-    /// Parses `ws://…` and `wss://…` as a WebSocket URL, and a text without a scheme as a path.
+    /// Parses `ws://…` and `wss://…` as a WebSocket URL, and a text without a scheme as the path of
+    /// an IPC socket.
     ///
     /// # Errors
-    /// [`ConfigError::EmptyEndpoint`]; [`ConfigError::UnknownScheme`] for any other URL.
+    /// [`ConfigError::EmptyEndpoint`] for an empty text; [`ConfigError::UnknownScheme`] for a URL
+    /// with any other scheme.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once("://") {
             None if text.is_empty() => Err(ConfigError::EmptyEndpoint),
@@ -92,10 +96,10 @@ impl TryFrom<String> for Endpoint {
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum StartPolicy {
-    /// [`Fetcher::start`](crate::Fetcher::start) fails with the reason.
+    /// [`Fetcher::start`](crate::Fetcher::start) returns the error of the first source.
     #[default]
     RequireNode,
-    /// It returns at once, and the sources keep connecting.
+    /// [`Fetcher::start`](crate::Fetcher::start) returns at once, and the sources keep connecting.
     WaitForNode,
 }
 
@@ -104,118 +108,148 @@ pub enum StartPolicy {
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Announcements {
-    /// Its hash, with which the transaction is then requested.
+    /// The hash. The fetcher requests the transaction.
     #[default]
     Hashes,
-    /// The transaction itself, as an object that is encoded again and must have the announced hash.
-    /// Only blob transactions (for their sidecars), unknown types, and objects above 16 KiB are
-    /// requested. It saves a request and, with a trusted sender, the recovery of the sender.
+    /// The whole transaction as a JSON object, which the fetcher encodes and hashes again. This
+    /// saves the request and, with a trusted sender, the recovery of the sender. Only blob
+    /// transactions (for their sidecars), unknown types, and objects above 16 KiB are requested.
     ///
     /// An object is about five times as long as a hash. geth's socket holds about 280 announcements
-    /// of hashes, so it fills five times sooner when it is not read, and geth then blocks all its
-    /// subscribers. On a machine whose cores are all busy with other work, use hashes.
+    /// of hashes, so with objects it fills five times sooner when it is not read, and geth then
+    /// blocks all its subscribers. On a machine whose cores are all busy with other work, use
+    /// hashes.
     ///
-    /// A node may drop objects that it announces as hashes: reth does from a few hundred a second
-    /// on. So a second connection announces the hashes. One whose object has not come within 25 ms
-    /// (5 ms, while those of later hashes come) is requested, and counts among
-    /// [`Counts::objects_missed`](crate::Counts). If either is lost, both are opened again.
+    /// A node may drop objects: reth does from a few hundred a second on. Therefore a second
+    /// connection subscribes to the hashes. A hash whose object does not come within 25 ms (5 ms
+    /// once the object of a later hash has come) is requested, and counts as
+    /// [`Counts::objects_missed`](crate::Counts::objects_missed). If one of the two connections is
+    /// lost, both are opened again.
     ///
-    /// A node that refuses objects is not used; of one that announces hashes, these are requested.
+    /// A node that refuses the subscription to objects is not used. If a node announces hashes on
+    /// that subscription, these are requested.
     Full,
-    /// As [`Full`](Self::Full) where the node takes it, else as [`Hashes`](Self::Hashes): if it
-    /// refuses the subscription to objects, or if the first object that it announces is a hash.
-    /// [`SourceStatus::announcements`](crate::SourceStatus) says which; each connection tries anew.
+    /// [`Full`](Self::Full) if the node supports it, otherwise [`Hashes`](Self::Hashes): that is,
+    /// if the node refuses the subscription to objects, or if its first announced object is a hash.
+    /// [`SourceStatus::announcements`](crate::SourceStatus::announcements) says which; each new
+    /// connection tries again.
     Auto,
 }
 
-/// Which part of the node's pool is fetched at start-up and after a gap.
+/// The part of a node's pool that is fetched at start-up and after a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Backfill {
-    /// Nothing. Transactions that were pending before the subscription stay unknown.
+    /// No part. Transactions that were pending before the subscription stay unknown.
     Off,
     /// The pending transactions.
     #[default]
     Pending,
-    /// The pending and the queued transactions; the queued ones wait for an earlier nonce.
+    /// The pending and the queued transactions. Queued ones wait for a lower nonce.
     PendingAndQueued,
 }
 
-/// The longest interval that is accepted, a year: adding it to an `Instant` must not overflow.
+/// The longest valid interval, a year: its sum with an `Instant` must not overflow.
 const MAX_INTERVAL_MS: usize = 365 * 24 * 3_600_000;
 
 /// The configuration of a [`Fetcher`](crate::Fetcher). All fields but the sources have defaults.
+///
+/// Make one with [`ipc`](Self::ipc), [`in_process`](Self::in_process) or [`new`](Self::new), and
+/// then set its fields: the struct gets more fields in later versions.
+///
+/// ```
+/// use txpool_fetcher::{Announcements, FetcherConfig};
+///
+/// let mut config = FetcherConfig::ipc("/data/reth.ipc");
+/// config.announcements = Announcements::Auto;
+/// assert!(config.validate().is_ok());
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Deserialize),
-    serde(default = "FetcherConfig::of_no_source", deny_unknown_fields)
+    serde(default = "FetcherConfig::without_sources", deny_unknown_fields)
 )]
 pub struct FetcherConfig {
     /// The nodes, and the pools in this process: 1 to 16, without duplicates.
     pub sources: Vec<Endpoint>,
-    /// What the nodes announce: hashes, or whole transactions. [`Auto`](Announcements::Auto) is for a
-    /// machine with cores to spare: it has the lowest latency.
+    /// What the nodes announce: hashes (the default), or whole transactions.
+    /// [`Auto`](Announcements::Auto) has the lowest latency, and needs a machine with idle cores.
     pub announcements: Announcements,
     /// Whether the field `from` of an announced transaction is used as its sender when
     /// [`announcements`](Self::announcements) are whole transactions. The hash does not cover that
-    /// field, and a trusted sender's signature is not verified: a node that lies, or anyone who can write to
-    /// the connection, then chooses the sender, and with it the nonce, balance and replacement rules that
-    /// apply to the transaction. `None` (default): IPC sources are trusted, since only local processes with
-    /// access to the socket's file can write to it, and WebSocket sources are not. Without trust the sender
-    /// is recovered (34 us for each transaction). The sender of a transaction that was requested by hash is
-    /// always recovered.
+    /// field, and with trust the signature is not verified. A node that lies, or anyone who can
+    /// write to the connection, then chooses the sender, and with it the nonce, balance and
+    /// replacement rules that apply to the transaction.
+    ///
+    /// `None` (default): IPC sources are trusted, since only local processes with access to the
+    /// socket's file can write to it, and WebSocket sources are not. Without trust the sender is
+    /// recovered (34 us for each transaction). The sender of a transaction that was requested by
+    /// hash is always recovered.
     pub trust_node_sender: Option<bool>,
-    /// Whether the KZG proofs of blob transactions are verified, which costs some milliseconds of CPU for
-    /// each blob. The commitments are compared with the versioned hashes in any case. For a node that is not
-    /// trusted; a node verifies the proofs before it announces a transaction.
+    /// Whether the KZG proofs of blob transactions are verified, which costs some milliseconds of
+    /// CPU for each blob; `false` by default. For a node that is not trusted: a node verifies the
+    /// proofs before it announces a transaction. The commitments are compared with the versioned
+    /// hashes in any case.
     pub verify_blob_proofs: bool,
-    /// Fetches in flight at once, 1 to 4096. Of `n` sources, two or more, one has at most an `n`-th of them in flight, and
-    /// what one announced holds at most `(2n - 1) / (2n (n - 1))`, so that those that do not respond leave some to one
-    /// that does. At one node they are fewer while it is overloaded ([`SourceStatus::fetch_limit`](crate::SourceStatus)).
-    /// More are for a node that responds slowly: slots ÷ response time is the most transactions/s.
+    /// The number of fetches in flight at once, 1 to 4,096, by default [`DEFAULT_FETCH_SLOTS`]. A
+    /// node that responds slowly needs more: the highest rate is slots ÷ response time.
+    ///
+    /// With `n` ≥ 2 sources, at most `1/n` of the slots are in flight at one node, and the hashes
+    /// that one source announced hold at most `(2n - 1) / (2n (n - 1))` of them, so that sources
+    /// that do not respond leave slots to those that do. A node that is overloaded gets fewer
+    /// requests: [`SourceStatus::fetch_limit`](crate::SourceStatus::fetch_limit).
     pub fetch_slots: usize,
-    /// Bytes of responses in flight before others wait, at least 1 MiB. To bound a host's memory.
+    /// The number of bytes of responses in flight above which further fetches wait, 1 MiB to 4 GiB,
+    /// by default [`DEFAULT_MAX_BYTES_IN_FLIGHT`]. It bounds the host's memory.
     pub max_bytes_in_flight: usize,
-    /// Request connections for each source, 1 to 16, [`DEFAULT_REQUEST_CONNECTIONS`] by default. For a pool in
-    /// this process: the number of threads that call it and the sink. A request goes to the connection with
-    /// the fewest in flight, so with more than one, small transactions do not wait behind blobs. The last one
-    /// carries backfill, audits and all other calls too. More are for a node with many blob transactions.
+    /// The number of request connections to each source, 1 to 16, by default
+    /// [`DEFAULT_REQUEST_CONNECTIONS`]. For a pool in this process it is the number of threads that
+    /// call the pool and the sink.
+    ///
+    /// A request uses the connection with the fewest requests in flight, so with more than one
+    /// connection small transactions do not wait behind blobs. The last connection also carries
+    /// backfill, audits and all other calls. A node with many blob transactions needs more.
     pub request_connections: usize,
-    /// The chain that every source must be on; `None` (the default) takes the chain of the first listed source
-    /// that can be reached: the others wait for its first attempt to connect. A source on another chain is a
-    /// failed attempt to connect: [`ConnectError::OtherChain`](crate::ConnectError::OtherChain).
+    /// The chain that every source must be on (EIP-155). `None` (default) takes the chain of the
+    /// first listed source that can be reached; later sources wait for the first attempt of those
+    /// before them. Connecting to a source on another chain fails with
+    /// [`ConnectError::OtherChain`](crate::ConnectError::OtherChain).
     pub chain_id: Option<u64>,
-    /// What happens when no source can be reached at start-up.
+    /// What happens when no source can be reached at start-up; by default the start fails.
     pub start: StartPolicy,
-    /// Failed attempts to connect in a row before a source ends; no limit by default. For a host that
-    /// restarts itself, or that fails over, when its node is gone.
+    /// The number of failed attempts to connect in a row after which a source ends; `None`
+    /// (default) for no limit. For a host that restarts itself, or fails over, when its node is
+    /// gone.
     pub reconnect_limit: Option<u32>,
-    /// Time between two audits, which compare a node's pool with ours, at least 1 ms; `None` for none. A
-    /// longer one costs the node less, and finds what is missing later; without audits what could not be
-    /// fetched stays missing, and its gap open, until another gap.
+    /// Time between two audits, which compare a node's pool with the fetcher's, 1 ms to a year, by
+    /// default [`DEFAULT_AUDIT_INTERVAL`]; `None` for no audits. A longer interval costs the node
+    /// less, and finds missing transactions later. Without audits a transaction whose fetch failed
+    /// stays missing, and its gap open, until the comparison for another gap.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub audit_interval: Option<Duration>,
-    /// Which part of the node's pool is fetched at start-up and after gaps. [`Off`](Backfill::Off) is for
-    /// those who measure or need live announcements alone.
+    /// The part of the node's pool that is fetched at start-up and after gaps; by default the
+    /// pending transactions. [`Off`](Backfill::Off) is for hosts that measure or need live
+    /// announcements alone.
     pub backfill: Backfill,
-    /// Watches how full the announcement buffers and the slots for live announcements are. While it reports a
-    /// high load, backfill, audit and retry fetches wait for up to 5 s (counted by
-    /// `mempool_fetcher_deferred_total`); live announcements and heads never do. `None`: nothing waits. A
-    /// host shares one monitor among all its parts.
+    /// Watches how full the announcement buffers and the slots for live announcements are. While it
+    /// reports a high load, backfill, audit and retry fetches wait for up to 5 s (counted by
+    /// `mempool_fetcher_deferred_total`); live announcements and heads never wait. `None`
+    /// (default): nothing waits. A host shares one monitor among all its parts.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub monitor: Option<LoadMonitor>,
-    /// The gate from which decoding and sender recovery acquire internal work permits. Such work waits for a
-    /// permit and is never refused, and external callers never get the last permit, unless the gate is
-    /// [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: the threads of all request connections
-    /// work at the same time.
+    /// The gate from which decoding and sender recovery acquire internal work permits. Such work
+    /// waits for a permit and is never refused, and external callers never get the last permit,
+    /// unless the gate is [`Limit::Unlimited`](load_control::Limit::Unlimited). `None` (default):
+    /// no work waits for a permit.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub gate: Option<Gate>,
 }
 
 impl FetcherConfig {
-    /// A configuration with the defaults for these sources.
+    /// Makes a configuration with these sources and the default of every other field.
     #[must_use]
     pub fn new(sources: impl IntoIterator<Item = Endpoint>) -> Self {
         Self {
@@ -237,17 +271,18 @@ impl FetcherConfig {
     }
 
     #[cfg(feature = "serde")]
-    fn of_no_source() -> Self {
+    fn without_sources() -> Self {
         Self::new([])
     }
 
-    /// A configuration for one IPC socket.
+    /// Makes a configuration with the IPC socket of one node as the source.
     #[must_use]
     pub fn ipc(path: impl Into<PathBuf>) -> Self {
         Self::new([Endpoint::Ipc(path.into())])
     }
 
-    /// A configuration for a pool in this process. `name` identifies it in logs and metrics.
+    /// Makes a configuration with a pool in this process as the source. `name` identifies it in
+    /// logs, errors and metrics.
     #[must_use]
     pub fn in_process(name: impl Into<Arc<str>>, pool: Arc<dyn InProcessPool>) -> Self {
         Self::new([Endpoint::InProcess(InProcess::new(name, pool))])
@@ -256,71 +291,77 @@ impl FetcherConfig {
     /// Checks every bound.
     ///
     /// # Errors
-    /// The first field out of its bounds, with its value and the limits.
+    /// A [`ConfigError`] that names the first field with an invalid value, the value and the
+    /// limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        within("sources", self.sources.len(), 1, 16)?;
+        check_range("sources", self.sources.len(), 1, 16)?;
         for (index, source) in self.sources.iter().enumerate() {
             if self.sources[..index].contains(source) {
                 return Err(ConfigError::DuplicateSource { endpoint: source.to_string() });
             }
         }
-        within("fetch_slots", self.fetch_slots, 1, MAX_FETCH_SLOTS)?;
-        within("max_bytes_in_flight", self.max_bytes_in_flight, 1 << 20, u32::MAX as usize)?;
-        within("request_connections", self.request_connections, 1, 16)?;
+        check_range("fetch_slots", self.fetch_slots, 1, MAX_FETCH_SLOTS)?;
+        check_range("max_bytes_in_flight", self.max_bytes_in_flight, 1 << 20, u32::MAX as usize)?;
+        check_range("request_connections", self.request_connections, 1, 16)?;
         let Some(interval) = self.audit_interval else { return Ok(()) };
         let millis = usize::try_from(interval.as_millis()).unwrap_or(usize::MAX);
-        within("audit_interval in ms", millis, 1, MAX_INTERVAL_MS)
+        check_range("audit_interval in ms", millis, 1, MAX_INTERVAL_MS)
     }
 }
 
-pub(crate) fn within(
+/// Returns an error unless `min <= value <= max`.
+pub(crate) fn check_range(
     field: &'static str,
     value: usize,
     min: usize,
     max: usize,
 ) -> Result<(), ConfigError> {
-    let is_within = (min..=max).contains(&value);
-    is_within.then_some(()).ok_or(ConfigError::OutOfRange { field, value, min, max })
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(ConfigError::OutOfRange { field, value, min, max })
+    }
 }
 
-/// What was configured, with what is derived from it. It never changes.
+/// The validated configuration and the values that are derived from it. It never changes.
 pub(crate) struct Settings {
     pub(crate) config: FetcherConfig,
     pub(crate) limits: Limits,
 }
 
 impl Settings {
-    /// The pool of a source, if it is in this process.
+    /// Returns the pool of a source that is in this process.
     pub(crate) fn in_process_pool(&self, source: usize) -> Option<&InProcess> {
         if let Endpoint::InProcess(pool) = &self.config.sources[source] { Some(pool) } else { None }
     }
 
-    /// Whether a source may announce objects.
-    pub(crate) fn has_objects(&self, source: usize) -> bool {
+    /// Returns whether a source is asked to announce objects.
+    pub(crate) fn wants_objects(&self, source: usize) -> bool {
         self.config.announcements != Announcements::Hashes && self.in_process_pool(source).is_none()
     }
 
-    /// Whether this source's announced senders are used without recovery.
-    pub(crate) fn trusts_sender_of(&self, source: usize) -> bool {
+    /// Returns whether the senders that a source announces are used without recovery.
+    pub(crate) fn trusts_sender(&self, source: usize) -> bool {
         let is_ipc = matches!(self.config.sources[source], Endpoint::Ipc(_));
         self.config.trust_node_sender.unwrap_or(is_ipc)
     }
 
-    /// How many of the slots deferrable work may hold in any case: one for each source at least, if
-    /// that is at most a quarter of them.
+    /// Returns the number of slots that deferrable work may always hold: at least one for each
+    /// source, and at most a quarter of all.
     pub(crate) fn deferrable_slots(&self) -> usize {
-        let FetcherConfig { fetch_slots: slots, sources, .. } = &self.config;
-        let few = || DEFERRABLE_SLOTS.max(sources.len()).min((slots / 4).max(1));
-        self.limits.deferrable_slots.unwrap_or_else(few).min(*slots)
+        let slots = self.config.fetch_slots;
+        let default = DEFERRABLE_SLOTS.max(self.config.sources.len()).min((slots / 4).max(1));
+        self.limits.deferrable_slots.unwrap_or(default).min(slots)
     }
 
-    /// The most that it may hold, when nodes answer slowly and live fetches leave the slots idle: half.
+    /// Returns the highest number of slots that deferrable work may hold, while nodes respond
+    /// slowly and live fetches leave the slots idle: half of all.
     pub(crate) fn max_deferrable_slots(&self) -> usize {
         let half = self.config.fetch_slots / 2;
         self.limits.deferrable_slots.unwrap_or(half).max(self.deferrable_slots())
     }
 
-    /// How many of a source's request connections carry deferrable fetches too.
+    /// Returns the number of a source's request connections that carry deferrable fetches too.
     pub(crate) fn deferrable_connections(&self) -> usize {
         self.limits.deferrable_connections.min(self.config.request_connections)
     }
@@ -331,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_field_is_named_with_its_value_and_limits() {
+    fn an_error_names_the_field_its_value_and_the_limits() {
         let config = || FetcherConfig::ipc("/tmp/node.ipc");
         let error = |config: FetcherConfig| config.validate().unwrap_err().to_string();
         for interval in [Duration::MAX, Duration::ZERO] {
@@ -361,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_sender_is_trusted_over_ipc_alone_unless_it_is_said_otherwise() {
+    fn announced_senders_are_trusted_over_ipc_alone_by_default() {
         let sources = [Endpoint::Ipc("/a".into()), Endpoint::Ws("ws://h:1".into())];
         for (trust, expected) in
             [(None, [true, false]), (Some(false), [false; 2]), (Some(true), [true; 2])]
@@ -369,12 +410,12 @@ mod tests {
             let config =
                 FetcherConfig { trust_node_sender: trust, ..FetcherConfig::new(sources.clone()) };
             let settings = settings(config);
-            assert_eq!([0, 1].map(|source| settings.trusts_sender_of(source)), expected);
+            assert_eq!([0, 1].map(|source| settings.trusts_sender(source)), expected);
         }
     }
 
     #[test]
-    fn deferrable_work_holds_two_slots_or_one_for_each_source_and_at_most_a_quarter() {
+    fn deferrable_work_holds_a_slot_per_source_and_a_quarter_at_most() {
         for (fetch_slots, sources, deferrable) in [
             (1, 1, 1),
             (4, 1, 1),

@@ -1,4 +1,4 @@
-//! What all parts of one fetcher share. It has no behaviour of its own.
+//! The state that all parts of one fetcher share.
 
 use std::sync::Arc;
 
@@ -12,20 +12,21 @@ use crate::{
     tasks::Tasks,
 };
 
-/// What all parts of one fetcher share.
+/// The state that all parts of one fetcher share. It has no behaviour of its own.
 pub(crate) struct Context {
     pub(crate) settings: Arc<Settings>,
-    /// Every hash that is known, and the recent blocks.
+    /// The hashes that were seen, and the recent blocks.
     pub(crate) hashes: Arc<Hashes>,
-    /// Where the requests of each source go.
+    /// The request connections of each source.
     pub(crate) connections: RequestConnections<PoolRequest>,
-    /// The listings of each source's pool.
+    /// For each source: how long its node takes to list its pool.
     pub(crate) listings: Box<[Arc<Listings>]>,
-    pub(crate) deferral: Deferral,
+    /// Lets deferrable work wait while the load is high.
+    pub(crate) deferral: Arc<Deferral>,
     pub(crate) chain_id: ChainId,
     pub(crate) genesis: Genesis,
     pub(crate) sink: SinkCaller,
-    /// With full announcements: hashes of all sources that wait for their objects.
+    /// With full announcements: the hashes of all sources that wait for their objects.
     pub(crate) awaiting_objects: AwaitingObjects,
     pub(crate) tasks: Arc<Tasks>,
     pub(crate) metrics: Arc<Metrics>,

@@ -1,23 +1,27 @@
-//! The errors of the crate.
+//! The errors of the crate, each with the decision whether a repetition may help.
+//!
+//! An error whose text contains the text of its cause does not return that cause from
+//! [`std::error::Error::source`]: a report of the whole chain then names each cause once, and a
+//! log line that prints the error alone still names it.
 
 use std::{io, os::unix::fs::FileTypeExt as _, path::Path, sync::Arc, time::Duration};
 
 use crate::config::Endpoint;
 
-/// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
+/// A field of [`FetcherConfig`](crate::FetcherConfig) has an invalid value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A number is out of its bounds.
+    /// A number is outside of its bounds.
     #[error("`{field}` is {value}, it must be between {min} and {max}")]
     OutOfRange {
-        /// The field, with its unit if it is a time.
+        /// The name of the field, with its unit if it is a time.
         field: &'static str,
-        /// Its value.
+        /// The configured value.
         value: usize,
-        /// The least it may be.
+        /// The smallest valid value.
         min: usize,
-        /// The most it may be.
+        /// The largest valid value.
         max: usize,
     },
     /// Two sources have the same endpoint.
@@ -38,23 +42,24 @@ pub enum ConfigError {
         /// The part before `://`.
         scheme: String,
     },
-    /// The monitor cannot watch the fetcher's queues: one for each source and one more.
-    #[error("`monitor`: {0}")]
+    /// The monitor cannot watch all queues of the fetcher: one for each source, and the fetch
+    /// slots.
+    #[error("`monitor` cannot watch the queues of the fetcher")]
     Monitor(#[from] load_control::ConfigError),
 }
 
-/// Why a connection to a node could not be made, or cannot be used.
+/// Why a connection to a source could not be opened, or cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The socket cannot be opened, read or written.
-    #[error("{endpoint}: {source}{hint}")]
+    #[error("{endpoint}: {error}{hint}")]
     Io {
         /// The endpoint.
         endpoint: String,
         /// The error of the operating system.
-        source: Arc<io::Error>,
-        /// The likely cause, in brackets; empty if there is none that is likely.
+        error: Arc<io::Error>,
+        /// The likely cause, in brackets; empty if no cause is likely.
         hint: &'static str,
     },
     /// The peer closed the connection before it answered.
@@ -65,13 +70,13 @@ pub enum ConnectError {
         /// The endpoint.
         endpoint: String,
     },
-    /// The peer sent something that is no answer to a JSON-RPC request.
-    #[error("{endpoint}: the peer does not answer as a node does, it sent: {said:?}")]
+    /// The peer sent something that is not a response to a JSON-RPC request.
+    #[error("{endpoint}: the peer does not answer as a node does, it sent: {received:?}")]
     NotUnderstood {
         /// The endpoint.
         endpoint: String,
-        /// The start of what it sent, at most 120 characters.
-        said: String,
+        /// The start of what the peer sent, at most 120 characters.
+        received: String,
     },
     /// The peer accepted the connection and did not answer in time.
     #[error(
@@ -82,7 +87,7 @@ pub enum ConnectError {
         endpoint: String,
         /// The method that was called.
         method: &'static str,
-        /// How long we waited.
+        /// The time for which the response was awaited.
         timeout: Duration,
     },
     /// The peer speaks JSON-RPC, but is not an execution node.
@@ -95,10 +100,10 @@ pub enum ConnectError {
         /// The answer, at most 120 characters.
         answer: String,
     },
-    /// The node has no method with which a transaction is requested by its hash.
+    /// The node lacks the method that returns the raw form of a pending transaction.
     #[error(
-        "{endpoint}: the node has no {method}: {message} ({code}); use a node or a version that has it, \
-         such as reth, geth, or Besu since August 2026"
+        "{endpoint}: the node has no {method}: {message} ({code}); use a node or a version that has \
+         it, such as reth, geth, or Besu since August 2026"
     )]
     NoRawTransactions {
         /// The endpoint.
@@ -133,12 +138,12 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    pub(crate) fn io(endpoint: &Endpoint, source: io::Error) -> Self {
+    pub(crate) fn io(endpoint: &Endpoint, error: io::Error) -> Self {
         let hint = match endpoint {
-            Endpoint::Ipc(path) => ipc_hint(path, &source),
+            Endpoint::Ipc(path) => ipc_hint(path, &error),
             Endpoint::Ws(_) | Endpoint::InProcess(_) => "",
         };
-        Self::Io { endpoint: endpoint.to_string(), source: source.into(), hint }
+        Self::Io { endpoint: endpoint.to_string(), error: error.into(), hint }
     }
 
     pub(crate) fn no_answer(endpoint: &Endpoint, method: &'static str, timeout: Duration) -> Self {
@@ -146,12 +151,13 @@ impl ConnectError {
     }
 }
 
-/// The likely cause of an error of a socket.
+/// Returns the likely cause of an error of an IPC socket.
 fn ipc_hint(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => " (is the node running, and is this its --ipcpath?)",
         io::ErrorKind::PermissionDenied => " (run as the node's user, or change the socket's mode)",
-        // Linux reports "connection refused" for a stale socket, and for a file that is none.
+        // Linux reports "connection refused" for a stale socket and for a file that is not a
+        // socket.
         _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
             " (there is a file or folder at this path, not a socket)"
         }
@@ -171,16 +177,16 @@ pub enum StartError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A thread or a runtime could not be started.
-    #[error("cannot start the `{thread}` thread: {source}")]
+    #[error("cannot start the `{thread}` thread: {error}")]
     Thread {
         /// The name of the thread.
         thread: &'static str,
         /// The error of the operating system.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
-/// What went wrong last with a source, see [`SourceStatus::last_error`](crate::SourceStatus).
+/// The latest failure of a source, see [`SourceStatus::last_error`](crate::SourceStatus).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -199,33 +205,34 @@ pub enum SourceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The node closed it; or it sent something that is no JSON-RPC message, or a WebSocket message
-    /// that is too long, for which alloy closes a connection. The log of the targets
+    /// The node closed the connection, or alloy did because the node sent something that is not a
+    /// JSON-RPC message, or a WebSocket message that is too long. The log of the targets
     /// `alloy_transport_ipc` and `alloy_transport_ws` says which.
     #[error(
-        "closed by the node, or after a message that is not JSON-RPC (see the log of alloy_transport_*)"
+        "closed by the node, or after a message that is not JSON-RPC (see the log of \
+         alloy_transport_*)"
     )]
     Closed,
-    /// Neither a response to a ping nor another message came for this long.
+    /// Neither a response to a ping nor any other message came for this long.
     #[error("no response for {0:?}")]
     Unresponsive(Duration),
-    /// Heads come and no hashes, for implausibly long, and meanwhile the node listed new ones.
+    /// Heads arrived without hashes for implausibly long, while the node listed new hashes.
     #[error("no hashes are announced, but the node listed {unannounced} new ones")]
     NoHashes {
-        /// How many new hashes it listed.
+        /// The number of new hashes that the node listed.
         unannounced: u64,
     },
-    /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
+    /// Heads arrived without hashes, and the node's pool cannot be listed to find out why.
     #[error("no hashes are announced, and the node does not list its pool")]
     NotListed,
-    /// Heads come and no hashes, while what was pending before is still being fetched.
+    /// Heads arrived without hashes, while the backfill was still running.
     #[error("no hashes are announced, while the node's pool is still being fetched")]
     SilentWhileBackfilling,
-    /// The node returns a newer block number on the request connection than it has announced.
+    /// The node returned a newer block number on a request connection than it has announced.
     #[error("the node has newer blocks than it announced")]
     NoHeads,
-    /// For ten seconds or more, every request for a transaction has failed, although the node answers
-    /// other calls.
+    /// For ten seconds or more, every request for a transaction has failed, although the node
+    /// answers other calls.
     #[error("none of {requests} requests for transactions had an answer: {latest}")]
     NoTransactions {
         /// How many requests have failed in a row.
@@ -242,7 +249,7 @@ pub enum LossReason {
 }
 
 impl LossReason {
-    /// The value of the label in metrics: one of a closed set.
+    /// Returns the value of the metric label `reason`, which is one of a closed set.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -263,55 +270,71 @@ impl LossReason {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// No connection could be made.
+    /// No connection could be opened.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// Reading from or writing to the connection failed.
-    #[error("reading the pool's content: {0}")]
-    Io(#[from] io::Error),
-    /// The connection ended before the answer did.
+    #[error("the list of the pool could not be read: {0}")]
+    Io(io::Error),
+    /// The connection ended before the response was complete.
     #[error("the node closed the connection after {0} bytes of the pool's content")]
     Truncated(u64),
     /// The node sent an error response.
     #[error("the node refused to list its pool: {message} ({code})")]
     Refused {
-        /// The JSON-RPC code; -32005 if there is none.
+        /// The JSON-RPC error code; -32005 if the response has none.
         code: i64,
         /// The node's message, at most 200 characters.
         message: String,
     },
-    /// The answer is not the content of a pool.
-    #[error("the answer to txpool_content is not the content of a pool")]
+    /// The response is not the content of a pool.
+    #[error("the response to txpool_content is not the content of a pool")]
     NotAPool,
-    /// A comparison that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested is
-    /// running, and the most that may wait are waiting.
+    /// A comparison that another caller of `audit` requested is running, and no further request may
+    /// wait.
     #[error("{waiting} requests for a comparison with this node's pool are already waiting")]
     Busy {
-        /// How many wait.
+        /// The number of requests that wait.
         waiting: usize,
     },
-    /// The answer was not complete in time.
+    /// The response was not complete in time.
     #[error("the node did not list its pool in {0:?}")]
     Timeout(Duration),
-    /// A comparison that a caller requested was not complete so long after the request: what it has
-    /// found missing waits for the node, for the sink or for the load to fall.
+    /// A comparison that a caller requested was not complete this long after the request, because
+    /// the fetches of missing transactions wait for the node, for the sink, or for the load to
+    /// fall.
     #[error("the comparison with the node's pool was not complete in {0:?}")]
     Unfinished(Duration),
-    /// The pool holds more hashes than are kept.
+    /// The pool holds more hashes than the fetcher keeps of one list.
     #[error("the node's pool holds more than 4,194,304 transactions")]
     TooMany,
-    /// The connection for the request was lost, or there is none.
+    /// The connection for the request was lost, or the source has none: it has ended, or the
+    /// fetcher stops.
     #[error("the connection was lost")]
     ConnectionLost,
+    /// No source with this index is configured.
+    #[error("there is no source {index}: {count} are configured, and the first one is source 0")]
+    UnknownSource {
+        /// The index that was given.
+        index: usize,
+        /// The number of configured sources.
+        count: usize,
+    },
+}
+
+impl From<io::Error> for SnapshotError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
 }
 
 impl SnapshotError {
-    /// Whether the pool may be listed if it is tried again soon.
+    /// Returns whether another attempt to list the pool may succeed soon.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            // The node may be starting, busy, or at its limit of connections; other callers wait. A pool in
-            // this process may have panicked because of a single bad transaction.
+            // The node may be starting, busy, or at its limit of connections; other callers wait. A
+            // pool in this process may have panicked because of a single bad transaction.
             Self::Connect(_)
             | Self::Busy { .. }
             | Self::Io(_)
@@ -320,18 +343,18 @@ impl SnapshotError {
             | Self::Timeout(_)
             | Self::Unfinished(_)
             | Self::ConnectionLost => true,
-            // No such method or namespace: -32601, on anvil -32602, by EIP-1474 also -32004. An answer that
-            // is too large for the node: -32008.
+            // The method or its namespace does not exist: -32601, on anvil -32602, by EIP-1474 also
+            // -32004. The response is too large for the node: -32008.
             Self::Refused { code, .. } => {
                 !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004 | -32008)
             }
-            // The pool will not shrink soon.
-            Self::TooMany => false,
+            // The pool will not shrink soon, and the configuration does not change.
+            Self::TooMany | Self::UnknownSource { .. } => false,
         }
     }
 }
 
-/// Why a call to the node has no result.
+/// Why a call to a node has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -339,39 +362,39 @@ pub enum CallError {
     #[error("no response in {0:?}")]
     Timeout(Duration),
     /// The connection ended before the response came.
-    #[error("connection lost")]
+    #[error("the connection was lost")]
     ConnectionLost,
-    /// The result is not of the type that the method returns.
-    #[error("the response is not that of the method: {said:?}")]
+    /// The result does not have the form that the method returns.
+    #[error("the response does not have the form of the method: {response:?}")]
     Unreadable {
-        /// The first characters of the result, at most 120.
-        said: String,
+        /// The start of the result, at most 120 characters.
+        response: String,
     },
     /// The node responded with an error.
     #[error("error {code}: {message}")]
     Rpc {
-        /// The code of the error.
+        /// The JSON-RPC error code.
         code: i64,
-        /// The first characters of its message, at most 200.
+        /// The node's message, at most 200 characters.
         message: String,
     },
 }
 
 impl CallError {
-    /// Whether the same call may succeed when made again.
+    /// Returns whether the same call may succeed when it is repeated.
     pub(crate) const fn is_retryable(&self) -> bool {
         match self {
-            // The response may only be late; a request on another connection may succeed.
+            // The response may only be late, and another connection may work.
             Self::Timeout(_) | Self::ConnectionLost => true,
             Self::Unreadable { .. } => false,
-            // The node cannot parse the request or does not know the method. Other codes may pass: -32005 limit
-            // exceeded, -32009 and -32603 busy or internal, -32000 geth's catch-all, which includes the temporary
-            // `transaction indexing is in progress`.
+            // The node cannot parse the request or does not know the method. All other codes may be
+            // temporary: -32005 limit exceeded, -32009 and -32603 busy or internal, and -32000,
+            // which geth uses for everything, also for `transaction indexing is in progress`.
             Self::Rpc { code, .. } => !matches!(code, -32700 | -32600 | -32601 | -32602),
         }
     }
 
-    /// Whether the error is a sign that the node is overloaded.
+    /// Returns whether the error is a sign that the node is overloaded.
     pub(crate) const fn is_overload(&self) -> bool {
         match self {
             Self::Timeout(_) => true,

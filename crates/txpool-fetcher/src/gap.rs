@@ -1,11 +1,11 @@
-//! Gaps: periods in which announcements may have been missed, and who reports them.
+//! Gaps: periods in which announcements may have been missed, and the reports that open them.
 
 use std::time::{Duration, Instant};
 
 use chain_view::Head;
 
-/// A silence shorter than this is never suspicious, whatever the rate: geth pauses for up to 3 s now
-/// and then. A suspicious source is watched for as long again before it is judged.
+/// The shortest silence of hashes or heads that is suspicious, whatever their rate: geth pauses for
+/// up to 3 s now and then. A suspicious source is watched for the same time before it is judged.
 pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
 
 load_control::labels! {
@@ -13,22 +13,23 @@ load_control::labels! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     #[non_exhaustive]
     pub enum GapReason {
-        /// The regular comparison. A gap only if what it found missing could not be fetched.
+        /// The regular comparison, whose missing transactions could not all be fetched.
         Audit = "audit",
-        /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible.
+        /// Heads arrived without hashes for longer than the recent rate of hashes makes plausible.
         Silence = "silence",
-        /// A block could not be read, in part or at all, so its transactions are not known.
+        /// A block, or a part of it, could not be read, so its transactions are not all known.
         UnreadBlock = "unread_block",
-        /// Heads were missed. Their blocks were requested; hashes may be missing too.
+        /// Heads were missed. Their blocks were requested; announcements may be missing too.
         MissedHeads = "missed_heads",
-        /// A reorg. What the removed blocks held may be pending again, and is not always announced.
+        /// A reorg removed blocks. Nodes do not always announce transactions that are pending
+        /// again.
         Reorg = "reorg",
-        /// Our own buffer overran, the stream of a pool in this process reported a loss, or so many hashes
-        /// came at once that the node may have dropped others.
+        /// The fetcher's own buffer overran, the stream of a pool in this process reported a loss,
+        /// or so many hashes came at once that the node may have dropped others.
         Lagged = "lagged",
         /// A connection was lost.
         Reconnect = "reconnect",
-        /// The start: nothing was subscribed before.
+        /// The fetcher started: nothing was subscribed before.
         StartUp = "start_up",
     }
 }
@@ -39,27 +40,27 @@ load_control::labels! {
 pub struct Gap {
     /// Why announcements may have been missed.
     pub reason: GapReason,
-    /// When it began.
-    pub from: Instant,
-    /// When a comparison with the node's pool closed it, after which nothing that it had found was
-    /// missing any more; `None` until then. Without backfill it is closed at once.
-    pub to: Option<Instant>,
-    /// How many transactions the comparisons for this reason brought in while it was open. One that
-    /// closes several gaps counts for the most severe of them.
+    /// When the gap was opened.
+    pub opened_at: Instant,
+    /// When the gap was closed: after a comparison with the node's pool, when nothing that it had
+    /// found was missing any more. `None` while it is open. Without backfill it is closed at once.
+    pub closed_at: Option<Instant>,
+    /// The number of transactions that comparisons for this reason recovered while the gap was
+    /// open. A comparison that closes several gaps counts for the most severe of them.
     pub recovered: u64,
 }
 
-/// What the readers of a source's announcements and heads, and who asks the node how far it is, report to the source.
+/// A report of the readers of announcements, heads and the node's progress to their source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     /// The node announced or returned this head.
     Head(Head),
     /// Announcements or blocks may have been missed.
     Gap(GapReason),
-    /// The source whose heads led is lost, or syncs.
+    /// The source that led the chain is lost, or is syncing.
     LeaderLost,
-    /// The node announces hashes where it was asked for objects.
+    /// The node announces hashes although objects were requested, or no objects any more.
     NoObjects,
-    /// The node's latest block, and whether it says that it is syncing.
+    /// The number of the node's latest block, and whether `eth_syncing` says that it is syncing.
     Sync { block: Option<u64>, says_syncing: bool },
 }

@@ -1,4 +1,5 @@
-//! A pool in the same process as a source; `in_process` calls it.
+//! The trait for a transaction pool in the same process, which can be a source like a node, and its
+//! types. `in_process` calls it.
 
 use std::{
     fmt,
@@ -16,58 +17,64 @@ use tokio::sync::mpsc;
 
 use crate::{error::ConnectError, tasks::Tasks};
 
-/// A pool's announcements, in order.
+/// The announcements of a pool, in order.
 pub type AnnouncementStream = Pin<Box<dyn Stream<Item = PoolAnnouncement> + Send>>;
 
 /// The blocks of the canonical chain, in order.
 pub type BlockStream = Pin<Box<dyn Stream<Item = MinedBlock> + Send>>;
 
 /// A transaction pool in the same process, as a source of a [`Fetcher`](crate::Fetcher):
-/// [`Endpoint::InProcess`](crate::Endpoint::InProcess).
+/// [`FetcherConfig::in_process`](crate::FetcherConfig::in_process).
 ///
 /// The streams may be polled on the thread that also reads the sockets of other sources, so a poll
-/// must not block. All functions are called on threads that may block, and concurrently. A call
-/// cannot be abandoned: no time-out applies to it, and a shutdown waits for it until its deadline.
+/// must not block. All functions are called on threads that may block, and concurrently. No
+/// time-out applies to a call, because it cannot be abandoned; a shutdown waits for it until its
+/// deadline.
 ///
 /// A panic of a function or a stream affects only that call: the hash counts as failed
-/// ([`Counts::failed`](crate::Counts::failed)), the comparison or the subscription is repeated.
+/// ([`Counts::failed`](crate::Counts::failed)), and a comparison or a subscription is repeated.
 pub trait InProcessPool: Send + Sync + 'static {
-    /// The chain id of the pool's chain (EIP-155).
+    /// Returns the chain id of the pool's chain (EIP-155).
     fn chain_id(&self) -> u64;
 
-    /// Subscribes to the hashes of transactions that become pending, at the start and after each
-    /// end of the subscription. It must be in force when this returns: the pool is listed after it,
-    /// and what is neither announced nor listed is found only by the next audit.
+    /// Subscribes to the hashes of transactions that become pending. Called at the start and after
+    /// each end of the subscription. The subscription must be active when this returns, because the
+    /// pool is listed next: a transaction that is neither announced nor listed is found only by the
+    /// next audit.
     ///
-    /// The end of the stream counts as a lost connection: after a backoff both subscriptions are
-    /// made again, and the pool is compared. Hashes that the stream drops without
-    /// [`Lagged`](PoolAnnouncement::Lagged) are fetched by the next audit; [`announcements_of`] says it
-    /// for a channel.
+    /// The end of the stream counts as a lost connection: after a backoff both streams are
+    /// requested again, and the pool is compared. Hashes that the stream drops without a
+    /// [`Lagged`](PoolAnnouncement::Lagged) item are fetched by the next audit;
+    /// [`announcements_of`] adds these items to a channel.
     fn announcements(&self) -> AnnouncementStream;
 
-    /// Subscribes to the new blocks of the canonical chain. Only new blocks are sent: a reorg shows
-    /// in the parent hash of the first block of the new branch. A missed block is requested with
+    /// Subscribes to the new blocks of the canonical chain. It sends only new blocks: a reorg shows
+    /// in the parent hash of the first block of the new branch. Missed blocks are requested with
     /// [`block`](Self::block). The end of the stream counts as a lost connection too.
     fn blocks(&self) -> BlockStream;
 
-    /// The latest block of the canonical chain, if there is one; requested after each subscription and
-    /// when transactions seem to have vanished. Without one, none counts as vanished.
+    /// Returns the latest block of the canonical chain. Called after each subscription, and when
+    /// transactions seem to have vanished. If it is `None`, no transaction counts as vanished.
     fn latest_block(&self) -> Option<MinedBlock>;
 
-    /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver, or with
-    /// several sources one of the minute before the first head, which may be missing. Otherwise
-    /// `None` is an unread block (`mempool_fetcher_unread_blocks_total`), and a comparison follows.
+    /// Returns a recent block of the canonical chain: one that [`blocks`](Self::blocks) did not
+    /// deliver or, with several sources, one of the minute before the first head. If a block of the
+    /// first kind is `None`, it counts as unread (`mempool_fetcher_unread_blocks_total`), and a
+    /// comparison follows.
     fn block(&self, hash: &B256) -> Option<MinedBlock>;
 
-    /// The hashes of all transactions in the pool. Called at the start, after each gap and by each
-    /// audit. Unknown ones are fetched; delivered ones neither listed nor mined count as vanished.
+    /// Returns the hashes of all transactions in the pool. Called at the start, after each gap and
+    /// by each audit. Unknown hashes are fetched. Delivered transactions that are neither listed
+    /// nor mined count as vanished.
     fn pooled(&self) -> PooledHashes;
 
-    /// The transaction with its sender, a blob transaction with its sidecar; `None` if it is no
-    /// longer in the pool. Neither the sender nor the sidecar is verified, unless
-    /// [`verify_blob_proofs`](crate::FetcherConfig::verify_blob_proofs) is set. May be slow: it is
-    /// called on [`request_connections`](crate::FetcherConfig::request_connections) threads at once,
-    /// one hash each, and on the one that reads the announcements.
+    /// Returns a transaction with its sender, a blob transaction with its sidecar; `None` if it is
+    /// no longer in the pool. Neither the sender nor the sidecar is verified, unless
+    /// [`verify_blob_proofs`](crate::FetcherConfig::verify_blob_proofs) is set.
+    ///
+    /// It may be slow: it is called on
+    /// [`request_connections`](crate::FetcherConfig::request_connections) threads, and on the
+    /// thread that reads the announcements, for one hash each.
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>>;
 }
 
@@ -77,19 +84,21 @@ pub trait InProcessPool: Send + Sync + 'static {
 pub enum PoolAnnouncement {
     /// A transaction has become pending.
     Pending(B256),
-    /// The stream has lost this many announcements; 0 if unknown. A gap: the pool is compared at once.
+    /// The stream has lost this many announcements; 0 if the number is unknown. This opens a gap,
+    /// and the pool is compared at once.
     Lagged(u64),
 }
 
-/// The announcements of a pool that sends its hashes into a bounded channel and silently drops those for
-/// which it has no room, as reth does.
+/// Converts a bounded channel into an [`AnnouncementStream`], for a pool that sends its hashes into
+/// such a channel and silently drops those for which it has no room, as reth does.
 ///
-/// A channel that was full when it was read may have lost hashes: as soon as it has room again, the
-/// stream says [`Lagged`](PoolAnnouncement::Lagged), once for each time that it was full.
+/// A channel that was full when it was read may have lost hashes. As soon as it has room again, the
+/// stream yields [`Lagged`](PoolAnnouncement::Lagged), once for each time that the channel was
+/// full.
 pub fn announcements_of(mut hashes: mpsc::Receiver<B256>) -> AnnouncementStream {
     let mut was_full = false;
     Box::pin(stream::poll_fn(move |context| {
-        // One more may have come since the last one was taken.
+        // One more hash may have come since the previous one was taken.
         let is_full = hashes.len() + 1 >= hashes.max_capacity();
         if was_full && (!is_full || hashes.is_empty()) {
             was_full = false;
@@ -101,26 +110,26 @@ pub fn announcements_of(mut hashes: mpsc::Receiver<B256>) -> AnnouncementStream 
     }))
 }
 
-/// A block, with the nonces that it raised.
+/// A block with the nonces that it raised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MinedBlock {
-    /// Its head and the hashes of its transactions.
+    /// The head of the block, and the hashes of its transactions.
     pub block: Block,
-    /// The nonces it raised: for each sender of its transactions, the nonce of its last one plus one.
-    /// An authority whose delegation was applied (EIP-7702) may be among them.
+    /// For each sender of a transaction in the block, the nonce of its last transaction plus one.
+    /// It may also have the authorities whose delegations were applied (EIP-7702).
     pub nonces: Vec<NonceUpdate>,
 }
 
 /// The hashes of the transactions in a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PooledHashes {
-    /// Transactions that are valid now.
+    /// The hashes of transactions that are valid now.
     pub pending: Vec<B256>,
-    /// Transactions that wait for a lower nonce or a lower base fee.
+    /// The hashes of transactions that wait for a lower nonce or a lower base fee.
     pub queued: Vec<B256>,
 }
 
-/// An [`InProcessPool`] with a name. Two are equal if their names are.
+/// An [`InProcessPool`] with a name. Two are equal if their names are equal.
 #[derive(Clone)]
 pub struct InProcess {
     name: Arc<str>,
@@ -128,7 +137,7 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    /// `name` identifies the pool in logs, errors and the metrics' label `source`.
+    /// Names a pool. `name` identifies it in logs, in errors, and in the label `source` of metrics.
     #[must_use]
     pub fn new(name: impl Into<Arc<str>>, pool: Arc<dyn InProcessPool>) -> Self {
         Self { name: name.into(), pool }
@@ -142,22 +151,23 @@ impl InProcess {
         call: impl FnOnce(&dyn InProcessPool) -> T + Send + 'static,
     ) -> Result<T, ConnectError> {
         let pool = Arc::clone(&self.pool);
-        // Only a runtime that shuts down cancels it, and then the result is not needed.
+        // Apart from a panic, only the shutdown of the runtime is an error, and then nobody needs
+        // the result.
         tasks.spawn_blocking(move || call(&*pool)).await.map_err(|_| self.panicked(function))
     }
 
-    /// Calls the pool, on this thread.
+    /// Calls the pool on the current thread.
     pub(crate) fn catch<T>(
         &self,
         function: &'static str,
         call: impl FnOnce(&dyn InProcessPool) -> T,
     ) -> Result<T, ConnectError> {
-        // State that the call leaves half changed belongs to the pool.
+        // Unwind safe for the fetcher: state that the call leaves half changed belongs to the pool.
         catch_unwind(AssertUnwindSafe(|| call(&*self.pool))).map_err(|_| self.panicked(function))
     }
 
     fn panicked(&self, function: &'static str) -> ConnectError {
-        tracing::error!(pool = %self, function, "the pool has panicked");
+        tracing::error!(pool = %self, function, "a function of the pool panicked");
         ConnectError::PoolPanicked { endpoint: self.to_string(), function }
     }
 }
@@ -189,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_that_was_full_is_told_as_a_lag_once_for_each_time() {
+    fn a_full_channel_is_reported_as_a_lag_once_each_time() {
         let (sender, receiver) = mpsc::channel(4);
         let mut stream = announcements_of(receiver);
         let mut send = |count: usize| {

@@ -1,30 +1,66 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::future_not_send, clippy::panic, clippy::unwrap_used))]
-#![cfg_attr(not(feature = "node"), expect(dead_code, reason = "what only a transport uses"))]
+#![cfg_attr(
+    not(feature = "node"),
+    expect(dead_code, reason = "parts of the crate are used by a transport alone")
+)]
+
+// The modules in reading order.
+
+// What a host sees: the fetcher and its handle, its configuration, errors, counts and gaps.
+mod fetcher;
+
+mod handle;
+
+mod config;
+
+mod error;
+
+mod outcome;
+
+mod gap;
+
+mod stream;
+
+// Where transactions go.
+mod sink;
+
+// One source: its state machine, its connections, and what it announces.
+mod source;
+
+mod node;
 
 mod announce;
-mod answer;
-mod audit;
-mod buffer;
-mod chain;
-mod config;
-mod context;
-mod decode;
-mod error;
-mod fetch;
-mod fetcher;
-mod gap;
-mod in_process;
+
+// A pool in this process as a source.
 mod in_process_pool;
+
+mod in_process;
+
+// One hash, from its entry to its outcome.
+mod fetch;
+
+mod decode;
+
+// The chain, and the comparisons with a node's pool.
+mod chain;
+
+mod audit;
+
+mod answer;
+
+// What the others share.
+mod context;
+
 mod limits;
+
 mod metrics;
-mod node;
-mod outcome;
-mod sink;
-mod source;
-mod stream;
-mod sync;
+
 mod tasks;
+
+mod buffer;
+
+mod sync;
 
 #[cfg(feature = "test-limits")]
 pub use self::limits::Limits;
@@ -40,6 +76,7 @@ pub use self::{
     fetch::{ADAPTIVE_FLOOR, DeferredStats},
     fetcher::{EndReason, Fetcher, FetcherEnd},
     gap::{Gap, GapReason},
+    handle::FetcherHandle,
     in_process_pool::{
         AnnouncementStream, BlockStream, InProcess, InProcessPool, MinedBlock, PoolAnnouncement,
         PooledHashes, announcements_of,

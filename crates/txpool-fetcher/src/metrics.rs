@@ -1,7 +1,8 @@
 //! The fetcher's metrics, recorded through the [`metrics`] facade. The host chooses the exporter.
 //!
-//! The handles are made once, when the fetcher starts: install the recorder before that.
-//! The lock of the names of sources is taken when a source starts or ends, and alone.
+//! The handles are made once, when the fetcher starts, so the host installs its recorder before
+//! that. The lock of the source names is taken when a source starts or ends, and with no other
+//! lock.
 
 use std::{collections::BTreeSet, sync::Mutex};
 
@@ -29,15 +30,15 @@ load_control::labels! {
         ConnectionLost = "connection_lost",
         RpcError = "rpc_error",
         OtherSource = "other_source",
-        /// All sources answered that they do not have it.
+        /// All sources answered that they do not have the transaction.
         Absent = "absent",
-        /// A blob transaction came without its sidecar.
+        /// A blob transaction was returned without its sidecar.
         Sidecar = "sidecar",
     }
 }
 
 load_control::metric_set! {
-    /// The name, the unit and the meaning of every metric of this crate.
+    /// The name, unit and meaning of every metric of this crate.
     pub const METRICS, late {
         counter "mempool_fetcher_reconnects_total", Count,
             "connections lost after they had worked, by `reason`";
@@ -47,7 +48,7 @@ load_control::metric_set! {
             "blocks that could not be read, by `part` and `reason`; a comparison follows";
     };
 
-    /// The metrics that are not of a single source.
+    /// The metrics that do not belong to a single source.
     pub(crate) struct Metrics {
         count entered[3] = "mempool_fetcher_hashes_total", Count,
             "hashes that entered, by `entry`", "entry": Entry::ALL.map(Entry::as_str);
@@ -64,7 +65,8 @@ load_control::metric_set! {
             "fetches and audits that waited because the load was high, by `work`",
             "work": DeferrableWork::ALL.map(DeferrableWork::as_str);
         counter retries[6] = "mempool_fetcher_retries_total", Count,
-            "requests for a transaction that were repeated, by `reason`", "reason": Retry::ALL.map(Retry::as_str);
+            "requests for a transaction that were repeated, by `reason`",
+            "reason": Retry::ALL.map(Retry::as_str);
         counter harmful = "mempool_fetcher_harmful_total", Count,
             "hashes that are not requested for a while, because connections ended while they were";
         counter connect_failures = "mempool_fetcher_connect_failures_total", Count,
@@ -87,7 +89,8 @@ load_control::metric_set! {
         gauge waiting = "mempool_fetcher_sink_waiting", Count,
             "heads, nonce updates and requests that wait for the sink";
         counter panics[8] = "mempool_fetcher_sink_panics_total", Count,
-            "panics of the sink, by `call`: deliver, head, nonces, vanished, listed, unlisted, reset, holding",
+            "panics of the sink, by `call`: deliver, head, nonces, vanished, listed, unlisted, reset, \
+             holding",
             "call": CALLS;
         counter dropped[7] = "mempool_fetcher_sink_dropped_total", Count,
             "events of the chain dropped because the sink did not take them, by `event`: head, nonces, \
@@ -123,37 +126,39 @@ const CALLS: [&str; 8] =
     ["deliver", "head", "nonces", "vanished", "listed", "unlisted", "reset", "holding"];
 const EVENTS: [&str; 7] = ["head", "nonces", "vanished", "listed", "unlisted", "reset", "mined"];
 
-/// Counts a comparison. The handle is looked up each time: only what occurred is exported.
-pub(crate) fn compared(reason: &'static str, result: &'static str) {
+/// Counts a comparison. The handle is looked up each time, so that only combinations of labels that
+/// occurred are exported.
+pub(crate) fn count_comparison(reason: &'static str, result: &'static str) {
     counter!("mempool_fetcher_audits_total", "reason" => reason, "result" => result).increment(1);
 }
 
-/// Counts a block that could not be read, as [`compared`] does.
-pub(crate) fn unread_block(part: &'static str, reason: &'static str) {
+/// Counts a block that could not be read. The handle is looked up, see [`count_comparison`].
+pub(crate) fn count_unread_block(part: &'static str, reason: &'static str) {
     counter!("mempool_fetcher_unread_blocks_total", "part" => part, "reason" => reason)
         .increment(1);
 }
 
-/// Counts a connection that was lost, as [`compared`] does.
-pub(crate) fn reconnected(reason: &'static str) {
+/// Counts a lost connection. The handle is looked up, see [`count_comparison`].
+pub(crate) fn count_lost_connection(reason: &'static str) {
     counter!("mempool_fetcher_reconnects_total", "reason" => reason).increment(1);
 }
 
 impl Metrics {
-    /// Also describes the metrics whose handles are looked up each time.
-    pub(crate) fn described() -> Self {
+    /// Makes the handles, and describes the metrics whose handles are looked up each time.
+    pub(crate) fn new_described() -> Self {
         describe_late();
         Self::new()
     }
 }
 
-/// The label `source`: the endpoint, with a number while another fetcher in this process has it.
+/// The value of the label `source`: the endpoint, with a number if another fetcher in this process
+/// uses the same endpoint. The name is free again when this is dropped.
 pub(crate) struct SourceName(String);
 
 static SOURCES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 impl SourceName {
-    /// With the metrics of that source.
+    /// Takes the first free name for an endpoint, and makes the metrics with it.
     pub(crate) fn claim(endpoint: &Endpoint) -> (Self, SourceMetrics) {
         let mut names = lock(&SOURCES);
         let mut number = 1;
@@ -175,13 +180,15 @@ impl Drop for SourceName {
 }
 
 impl SinkMetrics {
-    pub(crate) fn panicked(&self, call: &'static str) {
+    /// Counts a panic of the sink in `call`, one of [`CALLS`].
+    pub(crate) fn count_panic(&self, call: &'static str) {
         let index = CALLS.iter().position(|label| *label == call);
-        self.panics[index.expect("a label of the set")].increment(1);
+        self.panics[index.expect("`call` is one of CALLS")].increment(1);
     }
 
-    pub(crate) fn dropped(&self, event: &'static str, count: u64) {
+    /// Counts events that the sink did not take; `event` is one of [`EVENTS`].
+    pub(crate) fn count_dropped(&self, event: &'static str, count: u64) {
         let index = EVENTS.iter().position(|label| *label == event);
-        self.dropped[index.expect("a label of the set")].increment(count);
+        self.dropped[index.expect("`event` is one of EVENTS")].increment(count);
     }
 }

@@ -1,4 +1,4 @@
-//! Takes the crate's locks, blocks its threads on futures, and counts what goes on.
+//! Small helpers for locks, panics, threads without a runtime, and counters.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -11,7 +11,7 @@ use std::{
     thread::{self, Thread},
 };
 
-/// Locks `mutex`, also after a holder has panicked: the locks of this crate protect plain data that
+/// Locks `mutex`, also after a holder panicked: the mutexes of this crate protect plain data that
 /// is valid after each statement, so a panic leaves nothing half changed.
 ///
 /// Every lock is held for single look-ups and changes, never across an await or a call of the sink.
@@ -19,15 +19,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs work on one transaction. If it panics, the transaction counts as failed, and the thread goes on.
+/// Runs the work for one transaction. If it panics, the transaction counts as failed, and the
+/// thread continues with the next one.
 pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Option<T> {
     // The unwinding drops the captured values; they are not used again.
     catch_unwind(AssertUnwindSafe(work))
-        .inspect_err(|_| tracing::error!("a transaction could not be processed"))
+        .inspect_err(|_| tracing::error!("a panic ended the processing of a transaction"))
         .ok()
 }
 
-/// Runs a future on this thread, which belongs to no runtime: what it calls may block.
+/// Runs a future to its end on this thread, which belongs to no runtime, so the future may block.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -46,7 +47,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Calls this when it is dropped, also by a panic.
+/// Calls the function when it is dropped, also by a panic.
 pub(crate) struct OnDrop<F: Fn()>(pub(crate) F);
 
 impl<F: Fn()> Drop for OnDrop<F> {
@@ -55,24 +56,28 @@ impl<F: Fn()> Drop for OnDrop<F> {
     }
 }
 
-/// A part of a figure, which is subtracted when this is dropped.
-pub(crate) struct Share<'a>(&'a AtomicU64, u64);
+/// A contribution to a counter of work that is under way, which ends when this is dropped.
+pub(crate) struct Share<'a> {
+    counter: &'a AtomicU64,
+    left: u64,
+}
 
 impl<'a> Share<'a> {
-    pub(crate) fn of(figure: &'a AtomicU64, count: u64) -> Self {
-        figure.fetch_add(count, Relaxed);
-        Self(figure, count)
+    /// Adds `count` to the counter.
+    pub(crate) fn add_to(counter: &'a AtomicU64, count: u64) -> Self {
+        counter.fetch_add(count, Relaxed);
+        Self { counter, left: count }
     }
 
-    /// Subtracts one. Must be called at most once for each.
-    pub(crate) fn one_done(&mut self) {
-        self.1 -= 1;
-        self.0.fetch_sub(1, Relaxed);
+    /// Subtracts one from the counter. Must be called at most `count` times.
+    pub(crate) fn finish_one(&mut self) {
+        self.left -= 1;
+        self.counter.fetch_sub(1, Relaxed);
     }
 }
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Relaxed);
+        self.counter.fetch_sub(self.left, Relaxed);
     }
 }

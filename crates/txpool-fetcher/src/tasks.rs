@@ -1,4 +1,4 @@
-//! What runs beside the sources, so that a stop can end it and wait for it.
+//! The tasks and threads that belong to no single source, so that a stop can end and await them.
 
 use std::{io, pin::pin, thread};
 
@@ -8,11 +8,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::sync::block_on;
 
-/// The runtime of the sockets, what was spawned on it for no single source, and the stop.
+/// Spawns tasks on the fetcher's runtime and threads outside of it, and waits for their end.
 pub(crate) struct Tasks {
     runtime: Handle,
     tracker: TaskTracker,
     threads: TaskTracker,
+    /// Cancelled when the fetcher stops, for whatever reason.
     pub(crate) stop: CancellationToken,
 }
 
@@ -21,7 +22,8 @@ impl Tasks {
         Self { runtime, tracker: TaskTracker::new(), threads: TaskTracker::new(), stop }
     }
 
-    /// Starts a thread. A stop that has waited for it leaves no holder of what `body` holds.
+    /// Starts a thread. Once [`Self::threads_ended`] has returned, everything that `body` held is
+    /// dropped.
     pub(crate) fn spawn_thread(
         &self,
         name: &str,
@@ -35,18 +37,18 @@ impl Tasks {
         thread::Builder::new().name(name.into()).spawn(body).map(drop)
     }
 
-    /// Spawns work that a stop drops, also from a thread outside of the runtime.
+    /// Spawns a task that a stop drops. Can be called on threads outside of the runtime too.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         let work = async move {
-            // Nothing to return if it was stopped.
+            // `None` if the fetcher has stopped: the task has nothing to return.
             stop.run_until_cancelled(work).await;
         };
         self.tracker.spawn_on(work, &self.runtime);
     }
 
-    /// Runs work that may block on one of the runtime's threads for it, which are all started with the
-    /// fetcher: see [`start_blocking_threads`](crate::fetcher).
+    /// Runs work that may block on one of the runtime's blocking threads, which are all started
+    /// with the fetcher: see `start_runtime` in `fetcher.rs`.
     pub(crate) fn spawn_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -54,11 +56,13 @@ impl Tasks {
         self.tracker.spawn_blocking_on(work, &self.runtime)
     }
 
+    /// Waits until all tasks and all blocking work have ended.
     pub(crate) async fn ended(&self) {
         self.tracker.close();
         self.tracker.wait().await;
     }
 
+    /// Waits until all threads have ended.
     pub(crate) async fn threads_ended(&self) {
         self.threads.close();
         self.threads.wait().await;
@@ -76,9 +80,10 @@ impl Tasks {
             return Some(ready);
         }
         about_to_wait();
-        // Without a runtime: the sink may block, and at the end the runtime is dropped first.
+        // Not on the runtime: the future may block, and at the end the runtime is dropped first.
         block_on(async {
             tokio::select! {
+                // A result that is ready counts, although the fetcher stops.
                 biased;
                 ready = future => Some(ready),
                 () = self.stop.cancelled() => None,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use testkit::ingest::{Node, ingest, settled};
 
-/// Longer than the 10 s after which geth gives a reader up.
+/// Longer than the 10 s after which geth gives up a reader.
 const BLOCKED: Duration = Duration::from_secs(15);
 
 #[tokio::test(flavor = "current_thread")]
@@ -20,11 +20,11 @@ async fn a_host_that_blocks_its_runtime_for_15_seconds_loses_nothing() {
     let (fetcher, pool) = ingest(node.fetcher()).await;
     let start = Instant::now();
     while start.elapsed() < BLOCKED {
-        // The only thread of this runtime, and no await.
+        // This blocks the only thread of the test's runtime.
         std::thread::sleep(Duration::from_millis(100));
     }
     let behind = announced - fetcher.counts().pooled;
-    // It went on meanwhile; what is not there yet are the last moments.
+    // The fetcher worked meanwhile, so only the latest transactions may be missing.
     assert!(behind < announced / 10, "{behind} behind");
     let counts = settled(&fetcher, "all pooled", |counts| counts.pooled == announced).await;
     assert_eq!((counts.lagged, counts.failed), (0, 0));

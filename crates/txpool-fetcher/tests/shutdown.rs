@@ -1,4 +1,5 @@
-//! After a stop nothing is left. Alone in its process, because it looks at the process's threads.
+//! After a stop no thread is left. The tests have their own process, because they look at its
+//! threads.
 
 use std::{
     panic,
@@ -11,7 +12,7 @@ use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, eventually, ingest, settled};
 use txpool_fetcher::{EndReason, Fetcher, FetcherEnd, SourceState};
 
-/// Both tests look at the threads.
+/// Serializes the tests, because both look at the threads.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 fn our_threads() -> Vec<String> {
@@ -22,9 +23,9 @@ fn our_threads() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() {
+async fn a_shutdown_leaves_no_thread_and_counts_unfinished_hashes() {
     let _alone = ALONE.lock().await;
-    // Answers so slow that the stop comes in the middle of them.
+    // The node responds so slowly that the stop comes before the responses.
     let latency = Duration::from_secs(1);
     let node = Node::start(100, |config| NodeConfig { latency, ..config });
     let (fetcher, _pool) = ingest(node.fetcher()).await;
@@ -43,10 +44,10 @@ async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() 
     eventually("dropping stops too", || our_threads().is_empty()).await;
 }
 
-/// The thread that reads the pool blocked on the runtime of the sockets, which ended first: it
-/// panicked.
+/// Before the fix the thread that reads the list used the runtime of the sockets, which ended
+/// first, and panicked.
 #[tokio::test]
-async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic() {
+async fn a_stop_ends_the_thread_that_lists_a_pool_without_a_panic() {
     let _alone = ALONE.lock().await;
     let panics: Arc<Mutex<Vec<String>>> = Arc::default();
     let before = Arc::new(panic::take_hook());
@@ -57,7 +58,7 @@ async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic(
             before(info);
         }));
     }
-    // It was a race between two threads at the end.
+    // Repeated, because it was a race between two threads.
     let list_time = Duration::from_secs(3_600);
     for _ in 0..50 {
         let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");

@@ -1,4 +1,5 @@
-//! A machine on which no further thread can be started. In a process of its own, whose limit it is.
+//! A machine on which no further thread can be started. The test runs in a process of its own,
+//! because the limit applies to a process.
 
 use std::{
     env, fs,
@@ -14,18 +15,18 @@ use std::{
 use mock_node::{Fault, Target};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use testkit::ingest::{Node, eventually, ingest, settled};
-use txpool_fetcher::{FetcherConfig, SourceState};
+use txpool_fetcher::SourceState;
 
-/// Set in the process of the limit.
+/// Environment variable that is set in the process with the limit.
 const CHILD: &str = "MEMPOOL_INGEST_WITHOUT_THREADS";
 
-/// A user that the limit applies to: it does not to root.
+/// The limit does not apply to root, so the test runs as this user.
 const NOBODY: u32 = 65_534;
 
-/// tokio starts a thread for blocking work when it needs one, and ends it after ten idle seconds. Each
-/// block needed one, and where none could be started everything ended.
+/// tokio starts a thread for blocking work when it needs one, and ends it after ten idle seconds.
+/// No block may need a new one.
 #[test]
-fn nothing_ends_and_nothing_is_lost_while_no_thread_can_be_started() {
+fn transactions_are_pooled_while_no_thread_can_be_started() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("test");
     fs::copy(env::current_exe().expect("this program"), &program).expect("a copy");
@@ -53,8 +54,9 @@ fn nothing_ends_and_nothing_is_lost_while_no_thread_can_be_started() {
 async fn without_threads() {
     assert!(env::var_os(CHILD).is_some(), "it changes the limits of its process");
     let node = Node::start(300, |config| config);
-    let audit_interval = Some(Duration::from_secs(1));
-    let (fetcher, pool) = ingest(FetcherConfig { audit_interval, ..node.fetcher() }).await;
+    let mut config = node.fetcher();
+    config.audit_interval = Some(Duration::from_secs(1));
+    let (fetcher, pool) = ingest(config).await;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
     setrlimit(Resource::RLIMIT_NPROC, 0, hard).expect("it may be lowered");
     let refused = thread::Builder::new().spawn(|| ());

@@ -20,7 +20,7 @@ use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, OrderRpcConfig, PoolConfig,
     load_control::{GateConfig, Limit},
     order_pool::{Event, Order, Origin, Transaction, Upkeep, UpkeepConfig},
-    txpool_fetcher::{Announcements, Endpoint, Fetcher, SourceState, StartPolicy},
+    txpool_fetcher::{Announcements, Endpoint, SourceState, StartPolicy},
 };
 use mock_node::{
     DEV_CHAIN_ID,
@@ -404,13 +404,11 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
     } else {
         let sources = config.nodes.iter().cloned().map(Endpoint::Ipc);
         let announcements = [Announcements::Hashes, Announcements::Auto];
-        let fetcher = FetcherConfig {
-            start: StartPolicy::WaitForNode,
-            audit_interval: Some(AUDIT),
-            announcements: announcements[usize::from(config.takes_objects)],
-            chain_id: Some(DEV_CHAIN_ID),
-            ..FetcherConfig::new(sources)
-        };
+        let mut fetcher = FetcherConfig::new(sources);
+        fetcher.start = StartPolicy::WaitForNode;
+        fetcher.audit_interval = Some(AUDIT);
+        fetcher.announcements = announcements[usize::from(config.takes_objects)];
+        fetcher.chain_id = Some(DEV_CHAIN_ID);
         let mut host = IngestConfig::new(fetcher, pool);
         if config.setup == Setup::NoGate {
             host.gate = GateConfig { requests: Limit::Unlimited, ..GateConfig::default() };
@@ -564,7 +562,7 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     report.resident_bytes = resident_bytes();
     report.peak_bytes = peak_resident_bytes();
     (report.open_files, report.threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
-    let sources = fetcher.map(Fetcher::status).unwrap_or_default();
+    let sources = fetcher.map(|fetcher| fetcher.status()).unwrap_or_default();
     report.live_sources = sources.iter().map(|source| source.state == SourceState::Live).collect();
     report.is_ready = report.live_sources.iter().all(|is_live| *is_live)
         && parts.publishers.iter().all(|publisher| publisher.state() == State::Live);

@@ -86,7 +86,8 @@ async fn start(tps: u32, count: u64) -> Rbuilder {
     // As rbuilder sizes it.
     let (results, commands) = mpsc::channel(10_000);
     let cancel = CancellationToken::new();
-    let config = FetcherConfig { reconnect_limit: Some(2), ..FetcherConfig::ipc(&path) };
+    let mut config = FetcherConfig::ipc(&path);
+    config.reconnect_limit = Some(2);
     let job = fetch(config, results, cancel.clone()).await.unwrap();
     Rbuilder { node, commands, cancel, job, _folder: folder }
 }

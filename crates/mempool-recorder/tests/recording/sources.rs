@@ -15,9 +15,9 @@ const NAMES: [&str; 2] = ["one", "two"];
 /// Records what the pool holds. Returns the column `sources` of each transaction.
 fn record(pool: &OrderPool, fetcher: &Fetcher) -> BTreeMap<B256, Vec<String>> {
     let folder = tempfile::tempdir().expect("a folder");
-    let announcers = fetcher.announcers();
+    let handle = fetcher.handle().clone();
     let name = move |hash: &B256| {
-        announcers(hash).into_iter().map(|source| NAMES[source].to_owned()).collect()
+        handle.announcers(hash).into_iter().map(|source| NAMES[source].to_owned()).collect()
     };
     let recorder = Recorder::start_with(pool, RecorderConfig::new(folder.path()), name);
     assert!(recorder.expect("a folder").shutdown(LONG).ended);
@@ -45,7 +45,8 @@ fn a_row_names_every_node_that_had_announced_its_transaction_when_it_was_written
     });
     let pool = pool();
     let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.ipc_path().to_owned()));
-    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(sources) };
+    let mut config = FetcherConfig::new(sources);
+    config.backfill = Backfill::Off;
     let fetcher = block_on(Fetcher::start(config, pool.clone())).expect("the fetcher starts");
     let wait = |what: &str, holds: &dyn Fn() -> bool| {
         let start = Instant::now();
@@ -54,8 +55,7 @@ fn a_row_names_every_node_that_had_announced_its_transaction_when_it_was_written
             std::thread::yield_now();
         }
     };
-    let are_live = fetcher.readiness();
-    wait("both are live", &are_live);
+    wait("both are live", &|| fetcher.is_ready());
 
     // Each of a sender of its own, so a node takes any of them. The pools overlap.
     let txs = signed(40, 0);

@@ -1,4 +1,4 @@
-//! Reads announced hashes, and hands each to the fetch.
+//! Reads announced hashes, and passes each to the fetch or, with full announcements, to the pairs.
 
 use std::sync::Arc;
 
@@ -29,12 +29,17 @@ impl HashReader {
         source: usize,
         backlog: &Arc<Backlog>,
     ) -> Self {
-        let (context, fetch) = (Arc::clone(context), Arc::clone(fetch));
-        Self { context, fetch, source, backlog: Arc::clone(backlog) }
+        Self {
+            context: Arc::clone(context),
+            fetch: Arc::clone(fetch),
+            source,
+            backlog: Arc::clone(backlog),
+        }
     }
 
-    /// Reads the subscription to its end, also what its connection has delivered before its loss. Waits
-    /// for fetch slots, so hashes wait in the broadcast buffer while there is none.
+    /// Reads the subscription to its end, including the hashes that its connection delivered before
+    /// it was lost. Waits for fetch slots, so hashes wait in the broadcast buffer while none is
+    /// free.
     pub(super) async fn read(
         self,
         mut hashes: Notifications,
@@ -46,24 +51,31 @@ impl HashReader {
             self.context.deferral.observe_backlog(self.source, || self.backlog.len());
             match next {
                 Notification::Read(json, read_at) => {
-                    connection.heard();
-                    // Some nodes announce objects where hashes were subscribed to.
+                    connection.record_message();
+                    // Some nodes announce objects on a subscription to hashes.
                     let json = json.get();
                     let Some(hash) = parse_hash(json).or_else(|| announced_hash(json)) else {
                         self.context.metrics.malformed_notifications.increment(1);
                         continue;
                     };
-                    let arrival =
-                        Arrival { hash, entry: Entry::Announced, source: self.source, at: read_at };
+                    let arrival = Arrival {
+                        hash,
+                        entry: Entry::Announced,
+                        source: self.source,
+                        received_at: read_at,
+                    };
                     match &pairs {
-                        Some(pairs) => pairs.announced(&self.context, &self.fetch, arrival).await,
-                        None => self.fetch.announced(arrival).await,
+                        Some(pairs) => {
+                            pairs.take_announced(&self.context, &self.fetch, arrival).await;
+                        }
+                        None => self.fetch.fetch_announced(arrival).await,
                     }
                 }
                 Notification::Lagged => {
                     let lost = meter.newly_lost();
                     self.context.metrics.lagged.add(lost);
-                    // Also if they are counted already: what came since then may be lost too.
+                    // Also if these losses were counted before: later ones may not have been
+                    // reported.
                     self.backlog.report(Report::Gap(GapReason::Lagged)).await;
                 }
             }
@@ -72,6 +84,7 @@ impl HashReader {
     }
 }
 
+/// Reads a hash from its JSON form: 64 hex digits with the prefix 0x, in quotes.
 pub(super) fn parse_hash(json: &str) -> Option<B256> {
     let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
     const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)

@@ -1,4 +1,4 @@
-//! Reads announced heads.
+//! Reads announced heads, and passes each to the source and to the follower of the chain.
 
 use std::sync::Arc;
 
@@ -10,11 +10,12 @@ use crate::{
     node::{Connection, Notification, Notifications},
 };
 
-/// Longest head, else it is malformed. anvil's carry their transactions' hashes: 200 kB for 3,000.
+/// Longest head in bytes: a longer one counts as malformed. anvil's heads contain the hashes of
+/// their transactions: 200 kB for 3,000.
 const MAX_HEAD_BYTES: usize = 1024 * 1024;
 
-/// Reads the heads of a subscription to its end. One that its buffer loses is read as an ancestor of the
-/// next one.
+/// Reads the heads of a subscription to its end. A head that is lost in the buffer is read later,
+/// as an ancestor of the next one.
 pub(super) async fn read(
     mut heads: Notifications,
     context: Arc<Context>,
@@ -23,13 +24,14 @@ pub(super) async fn read(
 ) {
     while let Some(next) = heads.next().await {
         let Notification::Read(json, _) = next else { continue };
-        connection.heard();
+        connection.record_message();
         let json = Some(json.get()).filter(|json| json.len() <= MAX_HEAD_BYTES);
         let Some(Ok(head)) = json.map(read_head) else {
             context.metrics.malformed_notifications.increment(1);
             continue;
         };
-        // The source reads its reports at once; of 256 that wait one more head is no news.
+        // The error means that 256 reports wait. The source reads them soon, and this head adds
+        // nothing.
         let _ = backlog.reports.try_send(Report::Head(head));
         backlog.heads.push(head.into());
     }

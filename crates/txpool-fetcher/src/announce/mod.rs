@@ -1,21 +1,22 @@
-//! What a node announces: subscribes, and reads hashes, whole transactions and heads. Entry: [`subscribe`].
+//! Subscribes to what a node announces, and reads hashes, whole transactions (objects) and heads.
+//! Entry: [`subscribe`].
 //!
-//! Each subscription has a broadcast buffer of alloy-pubsub, and one task here that reads it. The task
-//! of the hashes waits for a fetch slot before it takes the next hash out of the buffer. So the buffer,
-//! with [`ANNOUNCEMENT_BUFFER`](crate::ANNOUNCEMENT_BUFFER) places, is the only one where an announcement
-//! can be lost on our side: by an overrun, or at the end of the source. Both are counted
-//! ([`Counts::lagged`](crate::Counts::lagged)), and an overrun opens a gap.
+//! Each subscription has a broadcast buffer of alloy-pubsub, and one task here that reads it. The
+//! task of the hashes waits for a fetch slot before it takes the next hash out of the buffer. So
+//! this buffer, of [`ANNOUNCEMENT_BUFFER`](crate::ANNOUNCEMENT_BUFFER) hashes, is the only place in
+//! the fetcher where an announcement can be lost: by an overrun, or at the end of the source. Both
+//! are counted ([`Counts::lagged`](crate::Counts::lagged)), and an overrun opens a gap.
+//!
+//! With full announcements there are two subscriptions on two connections, which end together. The
+//! subscription to hashes is complete; of the objects a node may drop some. A hash whose object
+//! does not come in time is requested, and [`pairs`] decides when. So an overrun of the objects'
+//! buffer loses nothing.
 //!
 //! # Locks
-//! | lock | who takes it | for how long |
+//! | lock | taken by | for how long |
 //! |---|---|---|
-//! | pairs | the tasks of hashes and of objects | a few look-ups; the locks of a hash that enters (`fetch`) and of all hashes that wait are taken under it |
-//! | meters | who subscribes, `status()`, the ticks of a source | a sum over the subscriptions of one source |
-//!
-//! With full announcements there are two subscriptions, each on a connection of its own, which end
-//! together: to hashes, which is the truth, and to objects, of which a node may drop some. A hash whose
-//! object does not come in time is requested: [`pairs`] says when. So an overrun of the objects' buffer
-//! loses nothing.
+//! | pairs | the tasks of hashes and of objects | a few look-ups; the locks of an entering hash (`fetch`) and of all waiting hashes are taken while it is held |
+//! | meters | new subscriptions, `status()`, the ticks of a source | a sum over the subscriptions of one source |
 
 mod hashes;
 mod heads;
@@ -31,7 +32,7 @@ pub(crate) use self::pairs::AwaitingObjects;
 use self::{hashes::HashReader, objects::ObjectReader, pairs::Pairs};
 use crate::{
     chain::{HEADS_WAITING, HeadQueue},
-    config::{Announcements, Settings},
+    config::{Announcements, Endpoint, Settings},
     context::Context,
     error::{CallError, ConnectError, LossReason},
     fetch::Fetch,
@@ -40,16 +41,17 @@ use crate::{
     sync::lock,
 };
 
-/// Objects that may wait to be read. They are kept in memory until as many later ones have come, so
-/// there are fewer than hashes: 1,024, as many as reth keeps. What overruns is requested by its hash.
+/// Capacity of the broadcast buffer of objects: 1,024, as in reth. It is smaller than that of
+/// hashes, because the buffer keeps an object in memory until 1,024 later ones have come. A
+/// transaction whose object overruns the buffer is requested by its hash.
 const OBJECT_BUFFER: usize = 1_024;
 
-/// The announcements and heads of a source, whichever of its connections they came over: what a lost
-/// connection has delivered is processed all the same.
+/// The announcements and heads of a source that are read from a socket and not processed yet, over
+/// all of its connections: announcements that a lost connection delivered are still processed.
 pub(crate) struct Backlog {
     meters: Mutex<Meters>,
     pub(crate) heads: HeadQueue,
-    /// To the source.
+    /// Sends reports to the source.
     pub(crate) reports: mpsc::Sender<Report>,
 }
 
@@ -57,7 +59,7 @@ pub(crate) struct Backlog {
 struct Meters {
     hashes: Vec<Arc<Meter>>,
     objects: Vec<Arc<Meter>>,
-    /// Hashes read by subscriptions that are read to their end.
+    /// The number of hashes read by subscriptions that have ended and are processed.
     read_before: u64,
 }
 
@@ -66,21 +68,23 @@ impl Backlog {
         Self { meters: Mutex::default(), heads: HeadQueue::new(HEADS_WAITING), reports }
     }
 
-    /// Reports to the source. Cannot deadlock: the source never waits for a task that reports.
+    /// Sends a report to the source, and waits for room. This cannot deadlock, because the source
+    /// never waits for a task that reports.
     pub(crate) async fn report(&self, report: Report) {
         // A closed channel means that the source has ended, which makes the report irrelevant.
         let _ = self.reports.send(report).await;
     }
 
-    pub(crate) fn add(&self, hashes: &Arc<Meter>) {
-        lock(&self.meters).hashes.push(Arc::clone(hashes));
+    /// Adds a subscription to hashes.
+    pub(crate) fn add(&self, meter: &Arc<Meter>) {
+        lock(&self.meters).hashes.push(Arc::clone(meter));
     }
 
-    fn add_objects(&self, objects: &Arc<Meter>) {
-        lock(&self.meters).objects.push(Arc::clone(objects));
+    fn add_objects(&self, meter: &Arc<Meter>) {
+        lock(&self.meters).objects.push(Arc::clone(meter));
     }
 
-    /// The subscription is read to its end.
+    /// Removes a subscription that has ended and whose announcements are processed.
     pub(crate) fn remove(&self, meter: &Arc<Meter>) {
         let mut meters = lock(&self.meters);
         meters.objects.retain(|other| !Arc::ptr_eq(other, meter));
@@ -91,33 +95,35 @@ impl Backlog {
         }
     }
 
-    /// Hashes that were read from the sockets, also those that wait.
-    pub(crate) fn read(&self) -> u64 {
+    /// Returns the number of hashes that were read from the sockets, processed or not.
+    pub(crate) fn hashes_read(&self) -> u64 {
         let meters = lock(&self.meters);
         meters.read_before + meters.hashes.iter().map(|meter| meter.sent()).sum::<u64>()
     }
 
-    /// Hashes and objects that were read from the sockets and are not processed.
+    /// Returns the number of hashes and objects that were read from the sockets and are not
+    /// processed.
     pub(crate) fn len(&self) -> u64 {
         let meters = lock(&self.meters);
         meters.hashes.iter().chain(&meters.objects).map(|meter| meter.waiting()).sum()
     }
 
-    /// How many hashes the buffers have lost since this was called the last time.
+    /// Returns the number of hashes that the buffers have lost since the previous call.
     pub(crate) fn newly_lost(&self) -> u64 {
         lock(&self.meters).hashes.iter().map(|meter| meter.newly_lost()).sum()
     }
 
-    /// The source has ended. Returns how many of its hashes are lost, or wait and nobody takes them out.
+    /// Closes the backlog at the end of its source. Returns the number of hashes that are lost by
+    /// that: those lost since the last count, and those that wait in the buffers.
     pub(crate) fn close(&self) -> u64 {
         let mut meters = lock(&self.meters);
-        let left = meters.hashes.iter().map(|meter| meter.newly_lost() + meter.left()).sum();
+        let lost = meters.hashes.iter().map(|meter| meter.newly_lost() + meter.left()).sum();
         *meters = Meters { read_before: meters.read_before, ..Meters::default() };
-        left
+        lost
     }
 }
 
-/// Where a source's announcements are read.
+/// The subscription of a source to its announcements and heads.
 pub(crate) struct Subscription {
     pub(crate) node: NodeInfo,
     pub(crate) ended: Arc<End>,
@@ -125,48 +131,43 @@ pub(crate) struct Subscription {
     pub(crate) was_reset: bool,
     /// Whether the node announces whole transactions too.
     pub(crate) has_objects: bool,
-    /// To a node: for hashes and heads, and that for objects, which ends with it.
+    /// The connections to a node: the one for hashes and heads and, with full announcements, the
+    /// one for objects. Empty for a pool in this process.
     pub(crate) connections: Vec<Arc<Connection>>,
 }
 
 impl Subscription {
-    /// Ends its connections for this reason.
+    /// Ends the subscription and its connections.
     pub(crate) fn end(&self, reason: LossReason) {
         self.ended.set(reason.clone());
         self.connections.iter().for_each(|connection| connection.end(reason.clone()));
     }
 }
 
-/// What reads a subscription until everything that came is processed.
+/// The tasks that read a subscription to its end, and process everything that came.
 pub(crate) type Readers = Vec<BoxFuture<'static, ()>>;
 
-/// Connects and subscribes. `known`: the source was up before.
+/// Connects and subscribes. `was_connected` says that the source was connected before, which
+/// shortens the probe: see [`dial`].
 pub(crate) async fn subscribe(
     context: &Arc<Context>,
     fetch: &Arc<Fetch>,
     source: usize,
     backlog: &Arc<Backlog>,
-    known: bool,
+    was_connected: bool,
 ) -> Result<(Subscription, Readers), ConnectError> {
     const HASHES: &str = "newPendingTransactions";
     let (config, limits) = (&context.settings.config, &context.settings.limits);
     let endpoint = &config.sources[source];
     let limit = limits.ping_timeout;
-    let refused = |error| match error {
-        CallError::Timeout(timeout) => ConnectError::no_answer(endpoint, "eth_subscribe", timeout),
-        CallError::ConnectionLost => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
-        CallError::Rpc { message: said, .. } | CallError::Unreadable { said } => {
-            not_ethereum(endpoint, "eth_subscribe", &said)
-        }
-    };
     let is_auto = config.announcements == Announcements::Auto;
-    let Dialed { connection: hashes, node } = dial(endpoint, limits, known).await?;
+    let Dialed { connection: hashes, node } = dial(endpoint, limits, was_connected).await?;
     context.chain_id.check(source, endpoint, node.chain_id).await?;
     let was_reset = was_reset(context, source, &hashes).await;
     let mut readers: Readers = Vec::new();
     let mut pairs = None;
-    // Objects first: a hash without its object is then one that the node has dropped.
-    if context.settings.has_objects(source) {
+    // Objects come first, so that a hash without its object is one whose object the node dropped.
+    if context.settings.wants_objects(source) {
         let Dialed { connection, node } = dial(endpoint, limits, true).await?;
         context.chain_id.check(source, endpoint, node.chain_id).await?;
         match connection.subscribe((HASHES, true), OBJECT_BUFFER, limit).await {
@@ -179,22 +180,24 @@ pub(crate) async fn subscribe(
                 pairs = Some((connection, paired));
             }
             Err(CallError::Rpc { code, message }) if is_auto => {
-                tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
+                tracing::warn!(
+                    %endpoint, code, message,
+                    "the node refuses to announce whole transactions: hashes are used instead"
+                );
             }
-            Err(error) => return Err(refused(error)),
+            Err(error) => return Err(subscribe_error(endpoint, error)),
         }
     }
-    let stream = hashes.subscribe((HASHES,), limits.announcement_buffer, limit);
-    let stream = stream.await.map_err(refused)?;
-    backlog.add(&stream.meter());
+    let announced = hashes.subscribe((HASHES,), limits.announcement_buffer, limit).await;
+    let announced = announced.map_err(|error| subscribe_error(endpoint, error))?;
+    backlog.add(&announced.meter());
     let reader = HashReader::new(context, fetch, source, backlog);
     let paired = pairs.as_ref().map(|(_, pairs)| Arc::clone(pairs));
-    readers.push(reader.read(stream, Arc::clone(&hashes), paired).boxed());
-    let heads_stream = hashes.subscribe(("newHeads",), HEADS_WAITING, limit);
-    let heads_stream = heads_stream.await.map_err(refused)?;
+    readers.push(reader.read(announced, Arc::clone(&hashes), paired).boxed());
+    let heads = hashes.subscribe(("newHeads",), HEADS_WAITING, limit).await;
+    let heads = heads.map_err(|error| subscribe_error(endpoint, error))?;
     readers.push(
-        heads::read(heads_stream, Arc::clone(context), Arc::clone(&hashes), Arc::clone(backlog))
-            .boxed(),
+        heads::read(heads, Arc::clone(context), Arc::clone(&hashes), Arc::clone(backlog)).boxed(),
     );
     let listings = &context.listings[source];
     let keep_alive = |connection: &Arc<Connection>| {
@@ -212,18 +215,22 @@ pub(crate) async fn subscribe(
         readers
             .push(end_together(Arc::clone(&hashes), objects, pairs, Arc::clone(backlog)).boxed());
     }
-    let up = Subscription {
-        node,
-        ended: Arc::clone(&hashes.ended),
-        was_reset,
-        has_objects,
-        connections,
-    };
-    Ok((up, readers))
+    let ended = Arc::clone(&hashes.ended);
+    Ok((Subscription { node, ended, was_reset, has_objects, connections }, readers))
 }
 
-/// Whether the chain of the node was reset since it was last connected: it has another genesis block.
-/// Then what is known of it has to be forgotten.
+/// Converts the error of a subscription into one of the connect.
+fn subscribe_error(endpoint: &Endpoint, error: CallError) -> ConnectError {
+    match error {
+        CallError::Timeout(timeout) => ConnectError::no_answer(endpoint, "eth_subscribe", timeout),
+        CallError::ConnectionLost => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
+        CallError::Rpc { message, .. } => not_ethereum(endpoint, "eth_subscribe", &message),
+        CallError::Unreadable { response } => not_ethereum(endpoint, "eth_subscribe", &response),
+    }
+}
+
+/// Returns whether the chain of the node was reset since it was last connected: it has another
+/// genesis block, and everything that is known of the chain has to be forgotten.
 async fn was_reset(context: &Context, source: usize, connection: &Connection) -> bool {
     let Settings { config, limits } = &*context.settings;
     let Some(found) = genesis_of(connection, limits.ping_timeout).await else { return false };
@@ -236,8 +243,8 @@ async fn was_reset(context: &Context, source: usize, connection: &Connection) ->
     true
 }
 
-/// Ends each of the two connections with the other, unless the node turns out to announce hashes in
-/// place of objects: that ends the one for objects alone.
+/// Ends each of the two connections when the other ends. If the node turns out to announce no
+/// objects, it ends the connection for objects alone.
 async fn end_together(
     hashes: Arc<Connection>,
     objects: Arc<Connection>,
@@ -245,7 +252,8 @@ async fn end_together(
     backlog: Arc<Backlog>,
 ) {
     tokio::select! {
-        // A refusal ends the connection for objects alone.
+        // The refusal is looked at first: it ends the connection for objects, which must not end
+        // the one for hashes.
         biased;
         () = pairs.refused.notified() => {
             backlog.report(Report::NoObjects).await;

@@ -1,6 +1,7 @@
-//! Reads announced objects: whole transactions in place of their hashes.
+//! Reads announced objects, which are whole transactions in place of their hashes: decides whether
+//! an object is delivered as it is, or its transaction requested.
 
-use std::sync::Arc;
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
 use futures::FutureExt as _;
 use serde_json::value::RawValue;
@@ -15,11 +16,12 @@ use crate::{
     sync::OnDrop,
 };
 
-/// Longest announcement of an object that is read. Of a longer one only the hash is: few transactions
-/// carry 8 kB of data, and anvil announces blob transactions with their sidecars.
+/// Longest object, in bytes, that is decoded. Of a longer one only the hash is read, and the
+/// transaction is requested: few transactions have 8 kB of data, and anvil announces blob
+/// transactions with their sidecars.
 const MAX_OBJECT_BYTES: usize = 16 * 1024;
 
-/// So many objects that wait are the sign that the thread of the sockets is behind.
+/// The number of waiting objects from which on the thread of the sockets counts as behind.
 const BUSY: u64 = 8;
 
 /// Reads the announced objects of one source.
@@ -48,48 +50,55 @@ impl ObjectReader {
         }
     }
 
-    /// Reads the subscription to its end, in the node's order. `may_be_hashes`: a node whose first
-    /// object is a hash is left at hashes.
+    /// Reads the subscription to its end, in the node's order. With `may_fall_back`, it ends at
+    /// once if the first object is a hash.
     pub(super) async fn read(
         self,
         mut objects: Notifications,
-        mut may_be_hashes: bool,
+        mut may_fall_back: bool,
         backlog: Arc<Backlog>,
     ) {
-        // On every path: hashes must not wait for objects that nobody reads.
+        // On every path, also after a panic: hashes must not wait for objects that nobody reads.
         let _closes = OnDrop(|| self.pairs.close());
         let meter = objects.meter();
         let _removes = OnDrop(|| backlog.remove(&meter));
         loop {
             if objects.is_empty() {
-                self.pairs.objects_are_processed();
+                self.pairs.end_objects();
             }
-            // What the buffer has lost is requested: its hash comes by the other subscription.
+            // A lost object needs no action: its hash is announced on the other subscription.
             let (json, read_at) = match objects.next().await {
                 Some(Notification::Read(json, read_at)) => (json, read_at),
                 Some(Notification::Lagged) => continue,
                 None => return,
             };
-            self.connection.heard();
-            if std::mem::take(&mut may_be_hashes) && parse_hash(json.get()).is_some() {
-                tracing::warn!("the node announces hashes instead of objects: taking hashes");
+            self.connection.record_message();
+            if std::mem::take(&mut may_fall_back) && parse_hash(json.get()).is_some() {
+                tracing::warn!(
+                    "the node announces hashes instead of whole transactions: hashes are used"
+                );
                 self.pairs.refused.notify_one();
                 return;
             }
-            self.pairs.object_is_read(read_at);
+            self.pairs.begin_object(read_at);
             let is_behind = meter.waiting() >= BUSY;
             let take = self.take(&json, read_at, is_behind);
-            // A panic costs this object alone: its ticket counts as failed.
-            if std::panic::AssertUnwindSafe(take).catch_unwind().await.is_err() {
-                tracing::error!("a transaction could not be processed");
+            // A panic affects this object alone, whose ticket counts as failed.
+            if AssertUnwindSafe(take).catch_unwind().await.is_err() {
+                tracing::error!("a panic ended the processing of a transaction");
             }
         }
     }
 
-    async fn take(&self, json: &RawValue, read_at: std::time::Instant, is_behind: bool) {
+    /// Delivers an object, or requests its transaction.
+    async fn take(&self, json: &RawValue, read_at: Instant, is_behind: bool) {
         let hashes = &self.context.hashes;
-        let arrival =
-            |hash| Arrival { hash, entry: Entry::Announced, source: self.source, at: read_at };
+        let arrival = |hash| Arrival {
+            hash,
+            entry: Entry::Announced,
+            source: self.source,
+            received_at: read_at,
+        };
         let json = json.get();
         let read = if json.len() <= MAX_OBJECT_BYTES && !json.starts_with('"') {
             read_object(json)
@@ -102,7 +111,7 @@ impl ObjectReader {
             FullAnnouncement::Transaction(announced) => {
                 let arrival = arrival(*announced.tx.hash());
                 let Some(ticket) = self.pairs.on_object(hashes, arrival, true) else { return };
-                let is_trusted = self.context.settings.trusts_sender_of(self.source);
+                let is_trusted = self.context.settings.trusts_sender(self.source);
                 let announced = AnnouncedTransaction {
                     tx: announced.tx,
                     raw: announced.raw,
@@ -115,10 +124,10 @@ impl ObjectReader {
                     self.pairs.fetch(&self.fetch, ticket).await;
                 }
             }
-            // Not paired: its hash is requested as if no object had come.
+            // It is not paired with its hash, which is requested as if no object had come.
             FullAnnouncement::Malformed(hash, reason) => {
                 if let Some(ticket) = hashes.enter(arrival(hash)) {
-                    ticket.malformed(&reason);
+                    ticket.finish_malformed(&reason);
                 }
             }
             FullAnnouncement::NoHash => self.context.metrics.malformed_notifications.increment(1),

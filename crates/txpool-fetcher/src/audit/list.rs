@@ -1,9 +1,9 @@
-//! Lists the hashes of a node's pool, from the answer to `txpool_content` as it streams in.
+//! Lists the hashes of a node's pool, from the response to `txpool_content` while it arrives.
 //!
-//! It has 10 MB for 10,000 transactions, or with blob sidecars (anvil) any size. Over IPC only the
-//! hashes and the string being read are held in memory; over WebSocket the whole message.
+//! The response has 10 MB for 10,000 transactions, or any size with blob sidecars (anvil). Over IPC
+//! only the hashes and the current string are held in memory; over WebSocket the whole message.
 
-// Bytes from outside are read here: none of them may cause a panic.
+// Input from outside is read here: no input may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
@@ -23,30 +23,41 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Most hashes kept of pending and of queued ones: 2^22, 128 MiB. No node's pool holds as many.
+/// The highest number of pending hashes, and of queued ones: 2^22, which are 128 MiB. No node's
+/// pool holds as many.
 const MAX_HASHES: usize = 1 << 22;
 
-/// Longest list over WebSocket, 256 MiB: about 200,000 transactions. reth sends at most 160 MB.
+/// Longest list over WebSocket: 256 MiB, which is about 200,000 transactions. reth sends at most
+/// 160 MB.
 const MAX_LISTING_BYTES: usize = 256 * 1024 * 1024;
 
+/// The list of a node's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     pub(crate) pending: Vec<B256>,
     pub(crate) queued: Vec<B256>,
-    /// Whether a blob transaction is among them: geth lists none.
+    /// Whether the list contains a blob transaction: geth lists none.
     pub(crate) lists_blobs: bool,
 }
 
-/// The hashes of both kinds, and whether one is of a blob transaction.
+/// The result of `txpool_content`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Pool {
-    #[serde(deserialize_with = "hashes")]
-    pending: (Vec<B256>, bool),
-    #[serde(deserialize_with = "hashes")]
-    queued: (Vec<B256>, bool),
+    #[serde(deserialize_with = "read_hashes")]
+    pending: Hashes,
+    #[serde(deserialize_with = "read_hashes")]
+    queued: Hashes,
 }
 
+/// The hashes of pending, or of queued transactions.
+#[derive(Default)]
+struct Hashes {
+    hashes: Vec<B256>,
+    has_blobs: bool,
+}
+
+/// Requests the list of a node's pool.
 pub(super) async fn request(
     endpoint: &Endpoint,
     limits: &Limits,
@@ -62,38 +73,39 @@ pub(super) async fn request(
     call.read(tasks, read).await?
 }
 
-/// Reads the list. Blocks, for seconds.
+/// Reads the list. This may block for seconds.
 fn read(answer: impl Read) -> Result<Content, SnapshotError> {
-    let listed: Pool = result_of(answer)?.ok_or(SnapshotError::NotAPool)?;
-    let ((pending, has_blobs), (queued, also_queued)) = (listed.pending, listed.queued);
-    if pending.len().max(queued.len()) > MAX_HASHES {
+    let Pool { pending, queued } = result_of(answer)?.ok_or(SnapshotError::NotAPool)?;
+    if pending.hashes.len().max(queued.hashes.len()) > MAX_HASHES {
         return Err(SnapshotError::TooMany);
     }
-    Ok(Content { pending, queued, lists_blobs: has_blobs || also_queued })
+    let lists_blobs = pending.has_blobs || queued.has_blobs;
+    Ok(Content { pending: pending.hashes, queued: queued.hashes, lists_blobs })
 }
 
-/// The hashes in `{ sender: { nonce: { "hash": .. } } }`, and one more than [`MAX_HASHES`] of more.
-fn hashes<'de, D: Deserializer<'de>>(json: D) -> Result<(Vec<B256>, bool), D::Error> {
-    let mut found = (Vec::new(), false);
-    Hashes { levels: 2, found: &mut found }.deserialize(json)?;
+/// Reads the hashes in `{ sender: { nonce: { "hash": .. } } }`, at most one more than
+/// [`MAX_HASHES`].
+fn read_hashes<'de, D: Deserializer<'de>>(json: D) -> Result<Hashes, D::Error> {
+    let mut found = Hashes::default();
+    HashesSeed { levels: 2, found: &mut found }.deserialize(json)?;
     Ok(found)
 }
 
-/// The hashes of transactions so many objects below.
-struct Hashes<'a> {
+/// Reads the hashes of transactions that are nested in `levels` objects.
+struct HashesSeed<'a> {
     levels: u8,
-    found: &'a mut (Vec<B256>, bool),
+    found: &'a mut Hashes,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Listed {
     hash: Option<B256>,
-    /// Of blob transactions alone, by execution-apis.
+    /// Only blob transactions have this field, by the execution-apis specification.
     blob_versioned_hashes: Option<IgnoredAny>,
 }
 
-impl<'de> DeserializeSeed<'de> for Hashes<'_> {
+impl<'de> DeserializeSeed<'de> for HashesSeed<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
@@ -101,14 +113,14 @@ impl<'de> DeserializeSeed<'de> for Hashes<'_> {
             return json.deserialize_map(self);
         }
         let listed = Listed::deserialize(json)?;
-        let (found, has_blobs) = self.found;
-        found.extend(listed.hash.filter(|_| found.len() <= MAX_HASHES));
+        let Hashes { hashes, has_blobs } = self.found;
+        hashes.extend(listed.hash.filter(|_| hashes.len() <= MAX_HASHES));
         *has_blobs |= listed.blob_versioned_hashes.is_some();
         Ok(())
     }
 }
 
-impl<'de> Visitor<'de> for Hashes<'_> {
+impl<'de> Visitor<'de> for HashesSeed<'_> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,7 +130,7 @@ impl<'de> Visitor<'de> for Hashes<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let levels = self.levels.saturating_sub(1);
         while map.next_key::<IgnoredAny>()?.is_some() {
-            map.next_value_seed(Hashes { levels, found: &mut *self.found })?;
+            map.next_value_seed(HashesSeed { levels, found: &mut *self.found })?;
         }
         Ok(())
     }
@@ -147,8 +159,8 @@ mod tests {
     struct Pieces<'a>(std::slice::Chunks<'a, u8>);
 
     impl Read for Pieces<'_> {
-        fn read(&mut self, mut into: &mut [u8]) -> io::Result<usize> {
-            io::Write::write(&mut into, self.0.next().unwrap_or_default())
+        fn read(&mut self, mut buffer: &mut [u8]) -> io::Result<usize> {
+            io::Write::write(&mut buffer, self.0.next().unwrap_or_default())
         }
     }
 
@@ -160,7 +172,7 @@ mod tests {
         Tasks::new(Handle::current(), CancellationToken::new()).into()
     }
 
-    /// What is listed over IPC from a node that sends this.
+    /// Requests the list over IPC from a node that sends the response with `send`.
     async fn list_from(send: impl FnOnce(net::UnixStream) + Send + 'static) -> SnapshotError {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node.ipc");
@@ -191,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_finds_what_a_parser_finds_however_the_bytes_are_cut(
+        fn the_listed_hashes_do_not_depend_on_the_pieces(
             pending in proptest::collection::vec(any::<[u8; 32]>(), 0..20),
             queued in proptest::collection::vec(any::<[u8; 32]>(), 0..5),
             piece in 1usize..200,
@@ -213,7 +225,7 @@ mod tests {
         }
 
         #[test]
-        fn a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut(
+        fn a_damaged_list_is_read_alike_in_any_pieces(
             bytes in damaged_seeds("pool-lists"),
             piece in 1usize..80,
         ) {
@@ -222,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kept_lists_are_scanned_or_refused() {
+    fn the_corpus_of_lists_is_read_or_refused() {
         for seed in seeds("pool-lists") {
             for piece in [1, 7, 1 << 16] {
                 let found = scan(&seed.bytes, piece);
@@ -248,15 +260,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn over_ipc_a_list_that_breaks_off_says_where() {
+    async fn the_error_of_a_truncated_list_says_where_it_ended() {
         let cut = br#"{"result":{"pending":{"0x01"#;
         let error = list_from(|mut node| node.write_all(cut).unwrap()).await;
         assert!(matches!(error, SnapshotError::Truncated(27)), "{error}");
     }
 
-    /// An error was held as a whole, and of what is skipped each open bracket.
+    /// Before the fix an error was held as a whole, and one byte for each open bracket of skipped
+    /// values.
     #[tokio::test]
-    async fn neither_strings_nor_errors_nor_brackets_without_an_end_are_held() {
+    async fn strings_errors_and_brackets_without_an_end_are_not_held() {
         for (begin, again) in [
             (r#"{"result":{"pending":{"0x01"#, "aaaa"),
             (r#"{"error":{"a":["#, r#""","#),
@@ -278,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn over_websocket_a_list_above_the_limit_ends_its_connection() {
+    async fn a_list_above_the_limit_ends_its_websocket_connection() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap());
         let serve = async {
@@ -286,7 +299,7 @@ mod tests {
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
             let request = socket.next().await.unwrap().unwrap().into_text().unwrap();
             assert!(request.contains(r#""method":"txpool_content","params":[]"#), "{request}");
-            // The other side may have had enough before the end.
+            // The fetcher may have closed the connection.
             let _ = socket.send(Message::text(" ".repeat(4096))).await;
         };
         let (endpoint, time_limit) = (Endpoint::Ws(url), Duration::from_secs(60));

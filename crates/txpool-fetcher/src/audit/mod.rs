@@ -1,10 +1,12 @@
-//! Compares a node's pool with ours, and fetches what is missing. Entry: [`Comparison::run`].
+//! Compares a node's pool with the fetcher's hashes, fetches missing transactions, and decides
+//! which transactions have vanished. Entry: [`Comparison::run`].
 //!
-//! **Subscribe first, then list**, for start-up, reconnect, lag, reorg and audit alike. Every comparison
-//! lists the pool instead of comparing counts: with one hash too many and one missing, these are equal.
+//! **Subscribe first, then list**: that holds for start-up, reconnect, lag, reorg and audit. Every
+//! comparison lists the pool instead of comparing numbers, which are equal with one hash too many
+//! and one missing.
 //!
 //! # Locks
-//! | lock | who takes it | for how long |
+//! | lock | taken by | for how long |
 //! |---|---|---|
 //! | last comparison | a comparison at its end | one field |
 
@@ -41,29 +43,32 @@ use crate::{
     sync::{Share, lock},
 };
 
-/// How many postponed transactions a comparison offers first.
-const OFFERED_FIRST: usize = 32;
+/// The number of postponed transactions that a comparison offers first.
+const FIRST_OFFER: usize = 32;
 
-/// The longest that an audit waits until our own announcement buffers are read.
+/// The longest time for which an audit waits until the announcement buffers are read.
 const MAX_SETTLE: Duration = Duration::from_secs(10);
 
-/// The longest that a comparison after a lag, or on the timer, waits until live work has caught up:
-/// how often a node that announces more than can be read lists its pool.
+/// The longest time for which a comparison after a lag, or on the timer, waits until live work has
+/// caught up. It bounds how often a node lists its pool that announces more than can be read.
 const MAX_CATCH_UP: Duration = Duration::from_secs(30);
 
-/// Hashes that are looked up before others on this thread have their turn: about a millisecond.
-const LOOKED_UP_TOGETHER: usize = 4_096;
+/// The number of hashes that are looked up before other tasks on this thread run: about a
+/// millisecond.
+const LOOKUP_BATCH: usize = 4_096;
 
-/// The part of the announcement buffer that may be filled when live work has caught up.
+/// Live work has caught up when at most this part, one sixteenth, of the announcement buffer is
+/// filled.
 const CAUGHT_UP: usize = 16;
 
 /// What a comparison does with missing transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AuditMode {
-    /// They are fetched.
+    /// Missing transactions are fetched.
     Recover,
-    /// They are only reported. What has left the node's pool is still marked as vanished.
+    /// Missing transactions are only reported. Those that left the node's pool are still reported
+    /// as vanished.
     CompareOnly,
 }
 
@@ -71,65 +76,81 @@ pub enum AuditMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AuditReport {
-    /// Pending transactions that the node listed.
+    /// The number of pending transactions that the node listed.
     pub listed: u64,
-    /// Pending transactions that the node counts and does not list: blob transactions on geth. The
-    /// smaller count of before and after the list is taken: a block in between takes some away.
+    /// The number of pending transactions that the node counts and does not list: blob transactions
+    /// on geth. The node counts before and after the list, and the smaller number is used, because
+    /// a block in between removes some.
     pub unlistable: u64,
-    /// How many of the listed transactions we never had, after both sides had time to settle.
+    /// The number of listed transactions that the fetcher never had, after both sides had time to
+    /// settle.
     pub missing: u64,
-    /// The first [`Self::MISSING_SAMPLE`] of these: at start-up the whole pool is missing.
+    /// The first [`Self::MISSING_SAMPLE`] missing transactions; at start-up the whole pool is
+    /// missing.
     pub missing_sample: Vec<B256>,
-    /// Listed transactions that the sink has removed and does not want: [`Holding::Removed`].
+    /// The number of listed transactions that the sink has removed and does not want:
+    /// [`Holding::Removed`].
     pub removed: u64,
-    /// Listed transactions that the sink refused, or whose responses have ended connections
-    /// (`mempool_fetcher_harmful_total`).
+    /// The number of listed transactions that the sink refused, or whose responses ended
+    /// connections (`mempool_fetcher_harmful_total`).
     pub refused: u64,
-    /// Listed transactions that the sink had no room for, has evicted, or let expire a while ago.
+    /// The number of listed transactions that the sink had no room for, has evicted, or let expire
+    /// a while ago.
     pub postponed: u64,
-    /// How many of the postponed ones were fetched and offered again: 32, chosen at random, then
-    /// twice as many, and so on as long as the sink takes at least half of them.
+    /// The number of postponed transactions that were fetched and offered again: 32, chosen at
+    /// random, then twice as many, and so on as long as the sink accepts at least half of them.
     pub offered_again: u64,
-    /// Transactions of ours that are no longer in the node's pool and in no recent block; 0 while that
-    /// is not certain, see [`ChainEvent::Vanished`](crate::ChainEvent::Vanished).
+    /// The number of delivered transactions that are no longer in the node's pool and in no recent
+    /// block; 0 while that is not certain, see
+    /// [`ChainEvent::Vanished`](crate::ChainEvent::Vanished).
     pub vanished: u64,
-    /// How many of the missing ones this comparison has fetched, and the sink has now.
+    /// The number of missing transactions that this comparison fetched and the sink has now.
     pub recovered: u64,
-    /// How many are missing still: their fetches have failed, and the next comparison repeats them.
+    /// The number of transactions that are still missing, because their fetches failed. The next
+    /// comparison repeats them.
     pub failed: u64,
-    /// Of a source that has fallen silent: listed transactions that were not 4 s before. Else 0.
+    /// For a source that fell silent: the number of listed transactions that it had not listed 4 s
+    /// before. Otherwise 0.
     pub unannounced: u64,
 }
 
 impl AuditReport {
-    /// Most hashes in [`Self::missing_sample`].
+    /// The highest number of hashes in [`Self::missing_sample`].
     pub const MISSING_SAMPLE: usize = 16;
 }
 
-/// The comparisons of one source, for display.
+/// The progress of the comparisons of one source, for its status.
 #[derive(Debug, Default)]
 pub(crate) struct AuditState {
-    /// How many were started.
+    /// The number of comparisons that were started.
     pub(crate) audits: AtomicU64,
-    /// How many they still have to fetch.
+    /// The number of hashes that running comparisons still have to fetch.
     pub(crate) to_recover: AtomicU64,
-    /// When the latest comparison began after which nothing was missing any more; or the first one.
-    compared: Mutex<Option<Instant>>,
+    /// When the latest comparison began after which no transaction was missing any more, or the
+    /// first comparison.
+    compared_at: Mutex<Option<Instant>>,
 }
 
 impl AuditState {
-    /// Notes a comparison that began at `started`. Returns how long, at most, what it found
-    /// `missing` had been missing.
-    fn compared(&self, started: Instant, missing: bool, stays_missing: bool) -> Option<Duration> {
-        let mut compared = lock(&self.compared);
-        let before = *compared;
+    /// Records a comparison that began at `began_at`. If it found missing transactions
+    /// (`has_missing`), returns the longest time for which they may have been missing.
+    /// `stays_missing` says that some still are.
+    fn record(
+        &self,
+        began_at: Instant,
+        has_missing: bool,
+        stays_missing: bool,
+    ) -> Option<Duration> {
+        let mut compared_at = lock(&self.compared_at);
+        let before = *compared_at;
         if !stays_missing || before.is_none() {
-            *compared = Some(started);
+            *compared_at = Some(began_at);
         }
-        before.filter(|_| missing).map(|before| started.duration_since(before))
+        before.filter(|_| has_missing).map(|before| began_at.duration_since(before))
     }
 }
 
+/// A comparison with the pool of one source.
 #[derive(Clone)]
 pub(crate) struct Comparison {
     pub(crate) context: Arc<Context>,
@@ -137,7 +158,7 @@ pub(crate) struct Comparison {
     pub(crate) chain: Arc<Chain>,
     pub(crate) state: Arc<AuditState>,
     pub(crate) backlog: Arc<Backlog>,
-    /// Of [`AuditReport::unlistable`].
+    /// The gauge of [`AuditReport::unlistable`].
     pub(crate) unlistable: Gauge,
     /// Of [`AuditReport::removed`], `refused`, `postponed` and `failed`.
     pub(crate) listed_not_held: [Gauge; 4],
@@ -149,17 +170,17 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    /// And how long it took, without what it has waited for before.
+    /// Runs the comparison. Returns its result, and how long it took without the waits before it.
     pub(crate) async fn run(self) -> (Result<AuditReport, SnapshotError>, Duration) {
         if self.deferrable {
             self.context.deferral.wait(DeferrableWork::Audit, Instant::now()).await;
         }
         if self.deferrable || self.reason == GapReason::Lagged {
-            // To list the pool and fetch what overran the buffer would make it overrun again.
-            let few = (self.context.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
-            self.processed_but(few, MAX_CATCH_UP).await;
+            // Listing the pool and fetching while the buffer is full would make it overrun again.
+            let max_waiting = (self.context.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
+            self.wait_for_backlog(max_waiting, MAX_CATCH_UP).await;
         }
-        let began = Instant::now();
+        let began_at = Instant::now();
         let result = self.compare().await;
         let endpoint = &self.context.settings.config.sources[self.source];
         let reason = self.reason.as_str();
@@ -184,14 +205,15 @@ impl Comparison {
                 "failed"
             }
         };
-        metrics::compared(reason, outcome);
-        (result, began.elapsed())
+        metrics::count_comparison(reason, outcome);
+        (result, began_at.elapsed())
     }
 
-    /// Waits until at most so `few` announcements that were read from the socket wait.
-    async fn processed_but(&self, few: u64, limit: Duration) {
+    /// Waits until at most `max_waiting` announcements of the source wait to be processed, for at
+    /// most `limit`.
+    async fn wait_for_backlog(&self, max_waiting: u64, limit: Duration) {
         let deadline = Instant::now() + limit;
-        while self.backlog.len() > few && Instant::now() < deadline {
+        while self.backlog.len() > max_waiting && Instant::now() < deadline {
             sleep(Duration::from_millis(10)).await;
         }
     }
@@ -199,22 +221,23 @@ impl Comparison {
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
         let context = &self.context;
         self.state.audits.fetch_add(1, Relaxed);
-        // What is pending at this point and not announced proves nothing: it may have been pending
-        // before the subscription, or be announced by another source.
+        // A hash that is pending now and was not announced proves nothing: it may be older than the
+        // subscription, or another source may have announced it. So the pool is listed twice.
         let mut before = None;
         if self.reason == GapReason::Silence {
             before = Some(HashSet::<B256>::from_iter(self.list().await?.pending));
             sleep(MIN_SILENCE).await;
         }
-        let counted_before = self.status().await;
-        // Transactions delivered from here on may be newer than the list.
+        let counted_before = self.count_pending().await;
+        // Transactions that are delivered from here on may be newer than the list.
         let epoch = context.hashes.seen.begin_epoch();
-        let started = Instant::now();
+        let began_at = Instant::now();
         let content = self.list().await?;
-        let counted = counted_before.into_iter().chain(self.status().await).min();
-        // The announcements of what is listed: those still on their way, then those that were read.
+        let counted = counted_before.into_iter().chain(self.count_pending().await).min();
+        // Waits for announcements of listed transactions: those on their way, then those in the
+        // buffers.
         sleep(context.settings.limits.audit_settle).await;
-        self.processed_but(0, MAX_SETTLE).await;
+        self.wait_for_backlog(0, MAX_SETTLE).await;
         let mut report = AuditReport {
             listed: content.pending.len() as u64,
             unlistable: counted.unwrap_or(0).saturating_sub(content.pending.len() as u64),
@@ -224,24 +247,24 @@ impl Comparison {
             ..Default::default()
         };
         self.unlistable.set(report.unlistable as f64);
-        let queued = context.settings.config.backfill == Backfill::PendingAndQueued;
-        let queued = content.queued.iter().filter(|_| queued);
+        let includes_queued = context.settings.config.backfill == Backfill::PendingAndQueued;
+        let queued = content.queued.iter().filter(|_| includes_queued);
         let mut missing: Vec<B256> = Vec::new();
         let (mut asked, mut postponed) = (Vec::new(), Vec::new());
-        for (place, hash) in content.pending.iter().chain(queued).enumerate() {
-            if place % LOOKED_UP_TOGETHER == 0 {
+        for (index, hash) in content.pending.iter().chain(queued).enumerate() {
+            if index % LOOKUP_BATCH == 0 {
                 tokio::task::yield_now().await;
             }
             match self.verdict(hash) {
-                Verdict::Ours => {}
+                Verdict::Known => {}
                 Verdict::Refused => report.refused += 1,
                 Verdict::Postponed => postponed.push(*hash),
                 Verdict::AskSink { .. } => asked.push(*hash),
             }
         }
-        let holdings = self.context.sink.queue.holding(&asked).await;
+        let holdings = self.context.sink.queue.holdings(&asked).await;
         for (hash, holding) in asked.into_iter().zip(holdings) {
-            // It may have been announced or mined meanwhile.
+            // The hash may have been announced or mined meanwhile.
             let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
             match holding {
                 Holding::Held => {}
@@ -253,13 +276,13 @@ impl Comparison {
         }
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
-            let ended = self.recover(&missing, epoch).await;
-            (report.recovered, report.failed) = (ended.delivered, ended.failed);
+            let recovery = self.recover(&missing, epoch).await;
+            (report.recovered, report.failed) = (recovery.delivered, recovery.failed);
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
-        // What the node counts and does not list are its blob transactions, if it lists none of these and
-        // some have come: geth. That the counts are equal does not show that it lists blob transactions:
-        // as many others may have come between the count and the list.
+        // What the node counts and does not list are its blob transactions, if it lists none of
+        // these and some have come: geth. That the counts are equal does not show that it lists
+        // blob transactions: as many others may have come between the count and the list.
         let had_blobs = self.fetch.had_blobs();
         let has_blobs = report.unlistable == 0 && (content.lists_blobs || !had_blobs);
         let hides_blobs = had_blobs && !content.lists_blobs;
@@ -277,12 +300,12 @@ impl Comparison {
         for (gauge, count) in self.listed_not_held.iter().zip(not_held) {
             gauge.set(count as f64);
         }
-        // What was not fetched, or in vain, is missing since before this comparison.
+        // A transaction that was not fetched, or whose fetch failed, stays missing.
         let stays_missing = match self.mode {
             AuditMode::CompareOnly => !missing.is_empty(),
             AuditMode::Recover => report.failed > 0,
         };
-        if let Some(time) = self.state.compared(started, !missing.is_empty(), stays_missing) {
+        if let Some(time) = self.state.record(began_at, !missing.is_empty(), stays_missing) {
             context.metrics.missing_seconds.record(time.as_secs_f64());
         }
         report.missing = missing.len() as u64;
@@ -290,8 +313,9 @@ impl Comparison {
         Ok(report)
     }
 
-    /// How many pending transactions the node counts. A pool in this process lists all.
-    async fn status(&self) -> Option<u64> {
+    /// Requests the number of pending transactions that the node counts; 0 for a pool in this
+    /// process, which lists all.
+    async fn count_pending(&self) -> Option<u64> {
         if self.context.settings.in_process_pool(self.source).is_some() {
             return Some(0);
         }
@@ -302,6 +326,7 @@ impl Comparison {
         Some(status.get("pending")?.to())
     }
 
+    /// Lists the pool.
     async fn list(&self) -> Result<Content, SnapshotError> {
         let settings = &self.context.settings;
         if let Some(pool) = settings.in_process_pool(self.source) {
@@ -310,51 +335,54 @@ impl Comparison {
             return Ok(Content { pending, queued, lists_blobs: true });
         }
         let listings = &self.context.listings[self.source];
-        let _running = Share::of(&listings.running, 1);
-        let begin = Instant::now();
+        let _listing = Share::add_to(&listings.running, 1);
+        let began_at = Instant::now();
         let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
         let listed = list::request(endpoint, limits, &self.context.tasks).await;
-        listings.took(begin.elapsed(), listed.is_ok());
+        listings.record(began_at.elapsed(), listed.is_ok());
         if listed.is_err() {
             listings.set_latest(None);
         }
         listed
     }
 
+    /// Decides what to do with a listed hash.
     fn verdict(&self, hash: &B256) -> Verdict {
         match self.context.hashes.seen.get(hash) {
-            Some(Seen::InFlight) => Verdict::Ours,
+            Some(Seen::InFlight) => Verdict::Known,
             Some(Seen::Delivered) => Verdict::AskSink { was_delivered: true },
             Some(Seen::Refused | Seen::Harmful) => Verdict::Refused,
             Some(Seen::Postponed) => Verdict::Postponed,
-            // Mined between the list and now.
-            _ if self.context.hashes.is_mined(hash) => Verdict::Ours,
-            // Pending again, so the block that contained it was removed; or it had left the pool.
+            // It was mined after the list.
+            _ if self.context.hashes.is_mined(hash) => Verdict::Known,
+            // Unknown, or pending again: its block was removed, or it had left the node's pool.
             _ => Verdict::AskSink { was_delivered: false },
         }
     }
 
-    /// Offers again what the sink had no room for. One that is still full refuses the first few, so
-    /// a comparison does not fetch thousands in vain; one with room gets all of them.
+    /// Offers postponed transactions to the sink again. A sink that is still full refuses the first
+    /// few, so a comparison does not fetch thousands for nothing. A sink with room gets all of
+    /// them.
     async fn offer_again(&self, mut postponed: Vec<B256>, epoch: u32) -> u64 {
-        // In the order of the list, the same few would be offered each time.
+        // In the order of the list, the same few would be offered by each comparison.
         postponed.shuffle(&mut rand::rng());
-        let (mut offered, mut together) = (0, OFFERED_FIRST);
+        let mut offered = 0;
+        let mut batch_size = FIRST_OFFER;
         while !postponed.is_empty() {
-            let some = postponed.split_off(postponed.len().saturating_sub(together));
-            offered += self.recover(&some, epoch).await.fetched;
+            let batch = postponed.split_off(postponed.len().saturating_sub(batch_size));
+            offered += self.recover(&batch, epoch).await.fetched;
             let is_postponed =
                 |hash: &&B256| self.context.hashes.seen.get(hash) == Some(Seen::Postponed);
-            if some.iter().filter(is_postponed).count() * 2 > some.len() {
+            if batch.iter().filter(is_postponed).count() * 2 > batch.len() {
                 break;
             }
-            together *= 2;
+            batch_size *= 2;
         }
         offered
     }
 
     /// Fetches hashes as deferrable work, and waits until they have their outcomes.
-    async fn recover(&self, missing: &[B256], epoch: u32) -> Ended {
+    async fn recover(&self, missing: &[B256], epoch: u32) -> Recovery {
         let (entry, work) = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => {
                 (Entry::Backfilled, DeferrableWork::Backfill)
@@ -363,17 +391,17 @@ impl Comparison {
         };
         let since = Instant::now();
         let mut fetched = vec![false; missing.len()];
-        let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
+        let mut to_recover = Share::add_to(&self.state.to_recover, missing.len() as u64);
         for (hash, is_fetched) in missing.iter().zip(&mut fetched) {
             self.context.deferral.wait(work, since).await;
-            left.one_done();
-            let at = Instant::now();
-            let arrival = Arrival { hash: *hash, entry, source: self.source, at };
-            // It may have been announced meanwhile, or found missing in another node's pool.
+            to_recover.finish_one();
+            let received_at = Instant::now();
+            let arrival = Arrival { hash: *hash, entry, source: self.source, received_at };
+            // The hash may have been announced meanwhile, or another comparison fetches it.
             let Some(ticket) = self.context.hashes.enter_missing(arrival, epoch) else { continue };
             *is_fetched = true;
-            // What our own buffer lost was announced as recently as what is live: once live work has
-            // caught up, it takes the same slots.
+            // What our own buffer lost was announced as recently as what is live: once live work
+            // has caught up, it takes the same slots.
             if self.reason == GapReason::Lagged && !self.context.deferral.is_pressed() {
                 self.fetch.fetch(ticket).await;
             } else {
@@ -381,9 +409,9 @@ impl Comparison {
             }
         }
         let hashes = &self.context.hashes;
-        let mut ended = Ended::default();
-        for (place, (hash, is_fetched)) in missing.iter().zip(fetched).enumerate() {
-            if place % LOOKED_UP_TOGETHER == 0 {
+        let mut recovery = Recovery::default();
+        for (index, (hash, is_fetched)) in missing.iter().zip(fetched).enumerate() {
+            if index % LOOKUP_BATCH == 0 {
                 tokio::task::yield_now().await;
             }
             let mut seen = hashes.seen.get(hash);
@@ -391,15 +419,15 @@ impl Comparison {
                 sleep(Duration::from_millis(5)).await;
                 seen = hashes.seen.get(hash);
             }
-            ended.fetched += u64::from(is_fetched);
-            ended.delivered += u64::from(is_fetched && seen.is_some_and(Seen::was_delivered));
-            ended.failed += u64::from(seen == Some(Seen::Failed) && !hashes.is_mined(hash));
+            recovery.fetched += u64::from(is_fetched);
+            recovery.delivered += u64::from(is_fetched && seen.is_some_and(Seen::was_delivered));
+            recovery.failed += u64::from(seen == Some(Seen::Failed) && !hashes.is_mined(hash));
         }
-        ended
+        recovery
     }
 
-    /// Reports to the sink what it holds of a list, if the node could not be listed before: then it was
-    /// delivered as a transaction of which nobody knows when it leaves the node's pool.
+    /// Reports to the sink the transactions of `listing` that were delivered to it. While the node
+    /// could not be listed they were delivered as transactions that may leave its pool unnoticed.
     async fn report_listed(&self, listing: &Listing) {
         let mut listed = Vec::new();
         for shard in 0..SHARDS {
@@ -412,8 +440,8 @@ impl Comparison {
         }
     }
 
-    /// Marks our transactions that are in no node's pool any more: each source that has announced one
-    /// lists its pool, and no list has it.
+    /// Marks the delivered transactions that are in no node's pool any more: each source that has
+    /// announced one lists its pool, and no list contains it.
     async fn mark_vanished(&self, epoch: u32) -> u64 {
         let lists = latest_lists(&self.context);
         let has_left = |held: &HeldHash| {
@@ -434,7 +462,8 @@ impl Comparison {
         if vanished.is_empty() {
             return 0;
         }
-        // What a block took that is still being read, or whose ancestors are, has not vanished.
+        // If the latest block is not applied yet, it or its ancestors may contain these
+        // transactions.
         let latest = chain::latest(&self.chain, self.source).await;
         let is_applied = |hash| lock(&self.context.hashes.blocks).block(&hash).is_some();
         if !latest.is_some_and(|latest| is_applied(latest.head.hash)) {
@@ -445,12 +474,12 @@ impl Comparison {
         let is_held = |hash: &B256| hashes.seen.get(hash).is_some_and(Seen::is_held);
         vanished.retain(|hash| is_held(hash) && !hashes.is_mined(hash));
         let count = vanished.len() as u64;
-        // If the sink has not taken an earlier list, the next comparison finds these again.
+        // If the sink has not taken an earlier list, the next comparison reports these.
         if count == 0 || !self.context.sink.queue.push_vanished(vanished.clone()) {
             return 0;
         }
         for hash in vanished {
-            self.context.hashes.seen.vanished(hash, epoch);
+            self.context.hashes.seen.set_vanished(hash, epoch);
         }
         count
     }
@@ -461,8 +490,8 @@ fn latest_lists(context: &Context) -> Vec<Option<Arc<Listing>>> {
     context.listings.iter().map(|listings| listings.latest()).collect()
 }
 
-/// Reports to the sink what `source` has announced and no other source lists: its pool cannot be listed
-/// any more, so nobody knows when these leave it.
+/// Reports to the sink the transactions that `source` has announced and no other source lists. The
+/// pool of `source` cannot be listed any more, so they may leave it unnoticed.
 pub(crate) async fn report_unlisted(context: Arc<Context>, source: usize) {
     let lists = latest_lists(&context);
     let mut unlisted = Vec::new();
@@ -481,21 +510,26 @@ pub(crate) async fn report_unlisted(context: Arc<Context>, source: usize) {
     }
 }
 
-/// What became of the hashes of [`Comparison::recover`].
+/// The result of [`Comparison::recover`].
 #[derive(Default)]
-struct Ended {
-    /// Not those that were announced while they were deferred: these are fetched as live.
+struct Recovery {
+    /// The number of hashes that the comparison fetched. Hashes that were announced meanwhile are
+    /// not included.
     fetched: u64,
-    /// Of these, what the sink has now.
+    /// The number of fetched hashes that the sink has now.
     delivered: u64,
-    /// Of all.
+    /// The number of hashes, fetched by the comparison or not, whose fetch failed.
     failed: u64,
 }
 
-/// What we know of a listed hash. What was delivered is held, unless the sink says otherwise.
+/// What a comparison does with a listed hash.
 enum Verdict {
-    Ours,
+    /// Nothing: it is in flight, or mined.
+    Known,
+    /// Nothing: the sink refused it, or its response ended connections.
     Refused,
+    /// Offer it to the sink again.
     Postponed,
+    /// Ask the sink whether it holds the hash, and fetch it if not.
     AskSink { was_delivered: bool },
 }

@@ -1,4 +1,5 @@
-//! Reads blocks: those that the [follower](super::follower) needs, and full ones for their nonces.
+//! Reads blocks: those that the [follower](super::follower) needs for a head, and full ones for
+//! their nonces. Decides which source is asked, and when a block counts as unread.
 
 use std::{
     io::Read as _,
@@ -25,19 +26,21 @@ use crate::{
     sync::lock,
 };
 
-/// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
-/// the attempts last 0.6 to 1.3 s if the node answers at once: it may be busy for some hundred ms.
-const BLOCK_TRIES: u32 = 7;
+/// The number of requests for a block before it counts as unread. With [`RETRY_BACKOFF`] in
+/// between, they take 0.6 to 1.3 s if the node responds at once; a node may be busy for some
+/// hundred milliseconds.
+const MAX_ATTEMPTS: u32 = 7;
 
 const RETRY_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
-/// Requests the head of a source right after it has connected: otherwise the base fee is unknown
-/// until its next block, and heads that were missed while it was disconnected go unnoticed.
+/// Requests the head of a source. It is called right after a connect: otherwise the base fee would
+/// be unknown until the next block, and heads that were missed while disconnected would go
+/// unnoticed.
 pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<AnnouncedHead> {
     let mut reason = Unread::Failed;
-    for attempt in 0..BLOCK_TRIES {
-        wait(attempt).await;
+    for attempt in 0..MAX_ATTEMPTS {
+        wait_before(attempt).await;
         if let Some(pool) = chain.context.settings.in_process_pool(source) {
             match pool.call(&chain.context.tasks, "latest_block", |pool| pool.latest_block()).await
             {
@@ -45,7 +48,7 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
                 Err(_) => continue,
             }
         }
-        // Without a connection it was lost again; the next connection starts with this call.
+        // Without a connection the source is lost again. The next connect begins with this call.
         let connection = chain.context.connections.calls(source)?;
         match latest_block(&connection, chain.context.settings.limits.call_timeout).await {
             Ok(block) => return Some(AnnouncedHead::with_block(block.into(), true)),
@@ -56,21 +59,23 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
     None
 }
 
-/// Whether a node says that it is syncing (`eth_syncing`). One without the method does not.
+/// Returns whether a node says that it is syncing (`eth_syncing`): false for a node without the
+/// method.
 pub(crate) async fn says_syncing(calls: &Connection, limit: Duration) -> bool {
     let response = calls.call("eth_syncing", (), limit).await;
     response.is_ok_and(|response| response.get().starts_with('{'))
 }
 
-pub(crate) async fn head_of(calls: &Connection, limit: Duration) -> Option<Head> {
+/// Requests the latest head of a node.
+pub(crate) async fn latest_head(calls: &Connection, limit: Duration) -> Option<Head> {
     Some(latest_block(calls, limit).await.ok()?.head)
 }
 
 async fn latest_block(calls: &Connection, limit: Duration) -> Result<Block, Unread> {
-    block_of(calls.call("eth_getBlockByNumber", ("latest", false), limit).await)
+    read_block(calls.call("eth_getBlockByNumber", ("latest", false), limit).await)
 }
 
-/// Follows the heads of one source, one after another.
+/// Follows the heads of one source: reads the blocks that each needs, one head after another.
 pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlog>) {
     let heads = &backlog.heads;
     let mut newer = None;
@@ -79,31 +84,34 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlo
             Some(announced) => announced,
             None => heads.next().await,
         };
-        let told = lock(&chain.follower).tell(source, announced, Instant::now());
-        let Some(mut branch) = told else { continue };
+        let branch = lock(&chain.follower).on_head(source, announced, Instant::now());
+        let Some(mut branch) = branch else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
             let read = match read(&chain, source, hash, heads, &mut newer).await {
                 Some(read) => read,
-                // The same head again, which would be no news.
+                // The newer head is this one, announced again, which the follower would ignore.
                 None if newer.as_ref().is_some_and(|newer| newer.head.hash == branch.hash()) => {
                     newer = None;
                     continue;
                 }
-                // A newer first head would be read down to the same block, and blocks may come faster.
+                // For a newer first head the same blocks would be read again, and new heads may
+                // come faster than that.
                 None if branch.is_proven()
                     && lock(&chain.context.hashes.blocks).head().is_none() =>
                 {
                     Err(Unread::Missing)
                 }
-                // The block was reorged out, and a newer head waits, which finds what is missing.
+                // The block was reorged out. A newer head waits, for which the missing ones are
+                // read.
                 None => break,
             };
-            branch.read(hash, read);
+            branch.add_read(hash, read);
         }
     }
 }
 
-/// Reads a block with its hashes. `None` if it is missing and a newer head waits, now in `newer`.
+/// Reads a block with its hashes. Returns `None` if the node does not have it and a newer head
+/// waits, which is then in `newer`.
 async fn read(
     chain: &Arc<Chain>,
     source: usize,
@@ -112,22 +120,22 @@ async fn read(
     newer: &mut Option<AnnouncedHead>,
 ) -> Option<Result<ReadBlock, Unread>> {
     let mut reason = Unread::Failed;
-    for attempt in 0..BLOCK_TRIES {
+    for attempt in 0..MAX_ATTEMPTS {
         if reason == Unread::Missing {
             tokio::select! {
-                // A head that waits is seen before the first wait.
+                // A newer head is looked at first, so that it ends the wait at once.
                 biased;
                 head = heads.next(), if newer.is_none() => *newer = Some(head),
-                () = wait(attempt) => {}
+                () = wait_before(attempt) => {}
             }
             if newer.is_some() {
                 return None;
             }
         } else {
-            wait(attempt).await;
+            wait_before(attempt).await;
         }
-        let turn = turn(chain, source, attempt).await;
-        match read_from(chain, turn, hash).await {
+        let asked = source_to_ask(chain, source, attempt).await;
+        match read_from(chain, asked, hash).await {
             Ok(read) => return Some(Ok(read)),
             Err(unread) => reason = unread,
         }
@@ -136,77 +144,82 @@ async fn read(
     Some(Err(reason))
 }
 
-fn block_of(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread> {
+/// Reads a block from the response to a call.
+fn read_block(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread> {
     let response = response.map_err(|_| Unread::Failed)?;
     wire::read_block(response.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
 }
 
-/// The source that is asked for a block: the one that told it first, then each of the others in
-/// turn; in the place of one that is not connected, one that is. Waits until there is one.
-async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
+/// Returns the source that is asked for a block: at the first attempt the one that announced it,
+/// then the others in turn. A source that is not connected is replaced by one that is; waits until
+/// there is one.
+async fn source_to_ask(chain: &Chain, announcer: usize, attempt: u32) -> usize {
     let Context { settings, connections, .. } = &*chain.context;
-    let turn = (source + attempt as usize) % settings.config.sources.len();
+    let turn = (announcer + attempt as usize) % settings.config.sources.len();
     connections.connected(&[turn], turn).await.first().copied().unwrap_or(turn)
 }
 
+/// Requests a block with its hashes from one source.
 async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<ReadBlock, Unread> {
     let Context { settings, connections, tasks, .. } = &*chain.context;
     let read: ReadBlock = if let Some(pool) = settings.in_process_pool(source) {
         let called = pool.call(tasks, "block", move |pool| pool.block(&hash)).await;
         called.map_err(|_| Unread::Failed)?.ok_or(Unread::Missing)?.into()
     } else {
-        // The next attempt waits for one that is up.
+        // Without a connection, the next attempt waits for a source that is connected.
         let calls = connections.calls(source).ok_or(Unread::Failed)?;
         let limit = settings.limits.call_timeout;
-        block_of(calls.call("eth_getBlockByHash", (hash, false), limit).await)?.into()
+        read_block(calls.call("eth_getBlockByHash", (hash, false), limit).await)?.into()
     };
     if read.block.head.hash == hash { Ok(read) } else { Err(Unread::Malformed) }
 }
 
-/// Waits before an attempt, except the first.
-async fn wait(attempt: u32) {
+/// Waits before an attempt, except before the first one.
+async fn wait_before(attempt: u32) {
     if let Some(retry) = attempt.checked_sub(1) {
         sleep(RETRY_BACKOFF.random_delay(retry)).await;
     }
 }
 
-/// Full blocks that may wait: as many as one gap can add, twice. A dev chain that mines for every
-/// transaction can be faster than we read. Then nonces are not read, and a comparison follows.
+/// The number of full blocks that may wait: twice as many as one gap can add. A development chain
+/// that mines a block for every transaction can be faster than they are read. Then the nonces of
+/// some are not read, and a comparison follows.
 pub(crate) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 
-/// Nonces raised with one hold of the lock of the recent blocks: some 100 us.
-const RAISED_TOGETHER: usize = 1024;
+/// The number of nonces that are raised while the lock of the recent blocks is held once: some 100
+/// us.
+const NONCE_BATCH: usize = 1024;
 
-/// A block whose nonces must be reported, also those that came with it: in the order of the heads.
+/// A block whose nonces are reported to the sink. All go through one queue, in the order of the
+/// heads, also if their nonces came with the block.
 #[derive(Debug)]
-pub(crate) struct Wanted {
-    /// That told it.
+pub(crate) struct NonceRequest {
+    /// The source that announced the block.
     pub(super) source: usize,
     pub(super) read: ReadBlock,
-    /// The head with which the sink was told what it mined.
-    pub(super) told_as: B256,
+    /// The head with which the hashes of the block were reported to the sink.
+    pub(super) reported_as: B256,
 }
 
 /// Reads full blocks for the nonces that they raised, one after another. A full block is slow on
-/// every node (170 to 660 ms for a large one), so nothing else waits for it.
-pub(super) async fn read_nonces(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>) {
-    while let Some(wanted) = blocks.recv().await {
-        let (source, hash) = (wanted.source, wanted.read.block.head.hash);
-        if let Err(unread) = read_nonces_of(&chain, wanted).await {
+/// every node (170 to 660 ms for a large one), so no other work waits for it.
+pub(super) async fn read_nonces(chain: Arc<Chain>, mut blocks: mpsc::Receiver<NonceRequest>) {
+    while let Some(request) = blocks.recv().await {
+        let (source, hash) = (request.source, request.read.block.head.hash);
+        if let Err(unread) = report_nonces(&chain, request).await {
             unread.count("nonces", hash);
             chain.report(source, GapReason::UnreadBlock).await;
         }
     }
 }
 
-async fn read_nonces_of(
-    chain: &Chain,
-    Wanted { source, read: ReadBlock { block, mut nonces }, told_as }: Wanted,
-) -> Result<(), Unread> {
+/// Reads the nonces of one block, and reports them to the sink.
+async fn report_nonces(chain: &Chain, request: NonceRequest) -> Result<(), Unread> {
+    let NonceRequest { source, read: ReadBlock { block, mut nonces }, reported_as } = request;
     let Head { number, hash, .. } = block.head;
     let mut reason = Unread::Failed;
-    for attempt in 0..BLOCK_TRIES {
-        wait(attempt).await;
+    for attempt in 0..MAX_ATTEMPTS {
+        wait_before(attempt).await;
         if !is_needed(chain, number, &hash)? {
             return Ok(());
         }
@@ -216,13 +229,15 @@ async fn read_nonces_of(
         };
         match read {
             Ok(updates) => {
-                // Who reads announcements waits for this lock, and a node may tell very many.
-                for some in updates.chunks(RAISED_TOGETHER) {
-                    let mut mined = lock(&chain.context.hashes.blocks);
-                    // `None` if a reorg has removed the block meanwhile, which the sink finds too.
-                    some.iter().for_each(|update| _ = mined.raise(&hash, *update));
+                // In batches, because announcements wait for this lock, and a node may send very
+                // many nonces.
+                for batch in updates.chunks(NONCE_BATCH) {
+                    let mut blocks = lock(&chain.context.hashes.blocks);
+                    // `None` means that a reorg removed the block meanwhile, which the sink finds
+                    // too.
+                    batch.iter().for_each(|update| _ = blocks.raise(&hash, *update));
                 }
-                chain.context.sink.queue.push(Job::Nonces(BlockNonces::new(told_as, updates)));
+                chain.context.sink.queue.push(Job::Nonces(BlockNonces::new(reported_as, updates)));
                 return Ok(());
             }
             Err(unread) => reason = unread,
@@ -231,16 +246,18 @@ async fn read_nonces_of(
     Err(reason)
 }
 
-/// Whether no reorg has removed a block. An error if more blocks than are remembered came after it.
+/// Returns whether a block is still in the chain, and not removed by a reorg. An error means that
+/// more blocks came after it than are remembered.
 fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
-    let mined = lock(&chain.context.hashes.blocks);
-    let is_recent = mined.iter().next().is_none_or(|oldest| oldest.head.number <= number);
-    match mined.block(hash) {
+    let blocks = lock(&chain.context.hashes.blocks);
+    let is_recent = blocks.iter().next().is_none_or(|oldest| oldest.head.number <= number);
+    match blocks.block(hash) {
         None if !is_recent => Err(Unread::QueueFull),
         found => Ok(found.is_some()),
     }
 }
 
+/// Requests the nonces of a block, with its full transactions.
 async fn request_nonces(
     chain: &Chain,
     source: usize,
@@ -249,20 +266,20 @@ async fn request_nonces(
 ) -> Result<Vec<NonceUpdate>, Unread> {
     let hash = block.head.hash;
     let Context { settings, tasks, .. } = &*chain.context;
-    let turn = turn(chain, source, attempt).await;
-    if settings.in_process_pool(turn).is_some() {
-        return read_from(chain, turn, hash).await?.nonces.ok_or(Unread::Missing);
+    let asked = source_to_ask(chain, source, attempt).await;
+    if settings.in_process_pool(asked).is_some() {
+        return read_from(chain, asked, hash).await?.nonces.ok_or(Unread::Missing);
     }
     let Settings { config, limits } = &**settings;
     let max_bytes = limits.max_frame_bytes;
     let call = LongCall {
-        endpoint: &config.sources[turn],
+        endpoint: &config.sources[asked],
         method: "eth_getBlockByHash",
         params: &format!(r#"["{hash}",true]"#),
         max_bytes,
         time_limit: limits.call_timeout,
     };
-    // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
+    // Parsing 2 MB takes some milliseconds, so it is not done on the thread of the sockets.
     let block = block.clone();
     let read = move |answer: Answer| wire::read_nonces(answer.take(max_bytes as u64), &block);
     let read = call.read(tasks, read).await;

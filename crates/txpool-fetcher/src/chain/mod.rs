@@ -1,4 +1,5 @@
-//! Follows the chain: heads in order, missed ones, reorgs. Entry: [`follow`], rule: [`follower`].
+//! Follows the chain: reads the blocks of heads, applies them in order, and reports heads and
+//! nonces to the sink. Entry: [`follow`]; [`follower`] decides which heads count.
 //!
 //! ```text
 //!  source 0: newHeads --> heads --+   relate and apply
@@ -8,14 +9,15 @@
 //!                           +-------------+
 //!                        missed ancestors, the block's hashes
 //! ```
-//! A task for each source reads blocks for its heads, so a node that does not respond delays only
-//! its own. For each new head, the block's hashes are requested first, which is a small response;
-//! then the full block, for the nonces, because private transactions raise nonces too.
+//! One task for each source reads the blocks of its heads, so a node that does not respond delays
+//! only its own heads. For each new head, the block's hashes are requested first, which is a small
+//! response. The full block is requested afterwards, for the nonces: private transactions raise
+//! nonces too.
 //!
 //! # Locks
-//! | lock | who takes it | for how long |
+//! | lock | taken by | for how long |
 //! |---|---|---|
-//! | follower | the tasks of the sources, and a source whose state changes | one step, with the locks of the recent blocks, of the seen hashes and of the sink's queue inside, one at a time |
+//! | follower | the tasks of the sources, and a source whose state changes | one step; the locks of the recent blocks, of the seen hashes and of the sink's queue are taken while it is held, one at a time |
 
 mod follower;
 mod heads;
@@ -33,7 +35,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use self::follower::{Applied, Branch, Step};
 pub(crate) use self::{
     follower::Follower,
-    heads::{BLOCKS_WAITING, Wanted, head_of, latest, says_syncing},
+    heads::{BLOCKS_WAITING, NonceRequest, latest, latest_head, says_syncing},
     wire::read_head,
 };
 use crate::{
@@ -49,19 +51,20 @@ use crate::{
     sync::lock,
 };
 
-/// The waiting heads of a source, at most [`HEADS_WAITING`]. One displaced is read as an ancestor.
+/// The waiting heads of a source, at most [`HEADS_WAITING`]. A displaced head is read later, as an
+/// ancestor of the next one.
 pub(crate) type HeadQueue = Buffer<AnnouncedHead>;
 
-/// See [`HeadQueue`].
+/// Capacity of a [`HeadQueue`]: as many heads as blocks are remembered.
 pub(crate) const HEADS_WAITING: usize = 64;
 
 /// A head as a source announced it.
 #[derive(Clone, Debug)]
 pub(crate) struct AnnouncedHead {
     pub(crate) head: Head,
-    /// The block, if it came with the head.
+    /// The block, if the source sent it with the head.
     block: Option<ReadBlock>,
-    /// The head was requested from the source, not announced by it.
+    /// The head was requested from the source, not announced.
     was_requested: bool,
 }
 
@@ -77,10 +80,11 @@ impl From<Head> for AnnouncedHead {
     }
 }
 
+/// A block that was read.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadBlock {
     block: Block,
-    /// The nonces it raised, if they came with it.
+    /// The nonces that it raised, if the source sent them with the block.
     nonces: Option<Vec<NonceUpdate>>,
 }
 
@@ -97,7 +101,7 @@ impl From<MinedBlock> for ReadBlock {
 }
 
 load_control::labels! {
-    /// Why a block could not be read. A closed set: it is a label.
+    /// Why a block could not be read: the value of the metric label `reason`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Unread {
         /// No response in time, or an error response.
@@ -106,7 +110,7 @@ load_control::labels! {
         Missing = "missing",
         /// The response is not a block, or is another block.
         Malformed = "malformed",
-        /// Too many blocks or jobs wait already.
+        /// Too many blocks wait already.
         QueueFull = "queue_full",
         /// A head far ahead of the latest one, whose ancestors the node does not have.
         Unlinked = "unlinked",
@@ -116,38 +120,41 @@ load_control::labels! {
 }
 
 impl Unread {
-    /// Counts it; `part` names the part of the block that was to be read.
+    /// Counts and logs a block that could not be read. `part` is the part that was requested:
+    /// latest, head, hashes or nonces.
     fn count(self, part: &'static str, hash: B256) {
-        tracing::warn!(%hash, part, reason = self.as_str(), "a block could not be read");
-        metrics::unread_block(part, self.as_str());
+        let reason = self.as_str();
+        tracing::warn!(%hash, part, reason, "a block could not be read: the pools are compared");
+        metrics::count_unread_block(part, reason);
     }
 }
 
+/// The state of following the chain, over all sources.
 pub(crate) struct Chain {
     pub(crate) follower: Mutex<Follower>,
     pub(crate) context: Arc<Context>,
     pub(crate) fetch: Arc<Fetch>,
-    /// To each source.
+    /// Sends reports to each source.
     pub(crate) reports: Box<[mpsc::Sender<Report>]>,
     /// Whether the sink wants the nonces of blocks.
     pub(crate) reads_nonces: bool,
-    /// Blocks whose nonces must be read.
-    pub(crate) nonces: mpsc::Sender<Wanted>,
+    /// The queue of blocks whose nonces are read.
+    pub(crate) nonces: mpsc::Sender<NonceRequest>,
 }
 
 impl Chain {
-    /// Whether the heads of a source count. When those of the leader cease to, the others look at
-    /// theirs again, which may be higher and did not count.
+    /// Sets whether the heads of a source count. When the leader loses that right, the other
+    /// sources request their heads again: these may be higher, and did not count before.
     pub(crate) fn set_may_lead(&self, source: usize, may_lead: bool) {
         if lock(&self.follower).set_may_lead(source, may_lead) {
             for reports in &self.reports {
-                // If the inbox is full, heads come.
+                // The error means that the inbox is full: then the source gets heads anyway.
                 let _ = reports.try_send(Report::LeaderLost);
             }
         }
     }
 
-    /// Forgets all blocks, and which hashes were seen: the chain was reset.
+    /// Forgets all blocks and all seen hashes after a reset of the chain.
     pub(crate) fn reset(&self) {
         let mut follower = lock(&self.follower);
         follower.reset();
@@ -156,15 +163,16 @@ impl Chain {
         self.context.sink.queue.push(Job::Reset);
     }
 
-    /// Tells a source that announcements or blocks may have been missed.
+    /// Reports to a source that announcements or blocks may have been missed.
     async fn report(&self, source: usize, gap: GapReason) {
-        // If the source has ended, the report has no receiver and no use.
+        // The error means that the source has ended, which makes the report irrelevant.
         let _ = self.reports[source].send(Report::Gap(gap)).await;
     }
 
-    /// The next step of a branch. Returns a block that must be read before the one after it.
+    /// Performs the next step of a branch. Returns the block that must be read before the step
+    /// after it.
     async fn step(&self, source: usize, branch: &mut Branch) -> Option<B256> {
-        let gap = match self.step_now(source, branch) {
+        let gap = match self.step_and_apply(source, branch) {
             Step::Read(hash) => return Some(hash),
             Step::Ignored(reason) => {
                 let unread = reason.inspect(|reason| reason.count("head", branch.hash()));
@@ -178,59 +186,66 @@ impl Chain {
         None
     }
 
-    /// Holds the follower's lock until the sink's queue has the heads, in the order of the chain.
-    fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
+    /// Performs a step. It holds the follower's lock until the heads are in the sink's queue, so
+    /// that they are queued in the order of the chain.
+    fn step_and_apply(&self, source: usize, branch: &mut Branch) -> Step {
         let mut follower = lock(&self.follower);
         let step = follower.step(&mut lock(&self.context.hashes.blocks), branch, Instant::now());
         if let Step::Applied(applied) = &step {
-            let Applied { blocks, untold, mined_before, unmined, has_unread, .. } = applied;
-            // What was delivered, the sink puts back; what was removed, the comparison finds.
+            let Applied { blocks, unreported, mined_before, unmined, has_unknown_blocks, .. } =
+                applied;
+            // The sink restores transactions that it has, and the comparison after the reorg finds
+            // those that the sink has removed. Only hashes that were announced while they were
+            // mined are requested here.
             let was_announced = |hash: &B256| self.context.hashes.seen.forget_mined(*hash);
             let undone: Vec<B256> = unmined.iter().copied().filter(was_announced).collect();
-            if !undone.is_empty() && !has_unread {
-                self.fetch.undone(source, undone);
+            if !undone.is_empty() && !has_unknown_blocks {
+                self.fetch.fetch_undone(source, undone);
             }
             if !unmined.is_empty() {
                 self.context.sink.queue.undo(unmined);
             }
             let mined = blocks.iter().flat_map(|read| read.block.mined.iter());
             for hash in mined_before.iter().chain(mined) {
-                self.context.hashes.seen.mined(*hash);
+                self.context.hashes.seen.set_mined(*hash);
             }
-            let mut before = mined_before.clone();
+            let mut carried = mined_before.clone();
             for ReadBlock { block, .. } in blocks {
-                let (block, carried) = (block.clone(), std::mem::take(&mut before));
+                let (block, carried) = (block.clone(), std::mem::take(&mut carried));
                 self.context.sink.queue.push(Job::Head { block, is_undone: false, carried });
             }
-            // Also those of missed blocks; the sink knows those of untold ones as the first head's.
-            let told = blocks.iter().map(|read| (read, read.block.head.hash));
+            // The nonces of unreported blocks are reported as those of the first reported one.
+            for read in blocks {
+                let reported_as = read.block.head.hash;
+                self.request_nonces(NonceRequest { source, read: read.clone(), reported_as });
+            }
             let first = blocks.first().map(|read| read.block.head.hash);
-            let untold = untold.iter().map(|read| (read, first.unwrap_or(read.block.head.hash)));
-            for (read, told_as) in told.chain(untold) {
-                self.want_nonces(Wanted { source, read: read.clone(), told_as });
+            for read in unreported {
+                let reported_as = first.unwrap_or(read.block.head.hash);
+                self.request_nonces(NonceRequest { source, read: read.clone(), reported_as });
             }
         }
         step
     }
 
-    /// Those that came with the block cost nothing.
-    fn want_nonces(&self, wanted: Wanted) {
-        let (source, hash) = (wanted.source, wanted.read.block.head.hash);
-        if (self.reads_nonces || wanted.read.nonces.is_some())
-            && self.nonces.try_send(wanted).is_err()
+    /// Queues a block for its nonces, if the sink wants them or they came with the block.
+    fn request_nonces(&self, request: NonceRequest) {
+        let (source, hash) = (request.source, request.read.block.head.hash);
+        if (self.reads_nonces || request.read.nonces.is_some())
+            && self.nonces.try_send(request).is_err()
         {
             Unread::QueueFull.count("nonces", hash);
-            // If the inbox is full, the shell is about to read it: it never waits for a sender.
+            // The error means that the inbox is full. It is not awaited here, while a lock is held.
             let _ = self.reports[source].try_send(Report::Gap(GapReason::UnreadBlock));
         }
     }
 }
 
-/// Follows the heads of all sources, and reads nonces.
+/// Spawns the tasks that follow the heads of all sources and read nonces.
 pub(crate) fn follow(
     chain: &Arc<Chain>,
     backlogs: Vec<Arc<Backlog>>,
-    nonces: mpsc::Receiver<Wanted>,
+    nonces: mpsc::Receiver<NonceRequest>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(heads::read_nonces(Arc::clone(chain), nonces));
@@ -241,12 +256,12 @@ pub(crate) fn follow(
     tasks
 }
 
-/// Compares when the sink has caught up after events were dropped: what the node removed meanwhile,
-/// other than by a block, is then reported as vanished.
+/// Requests a comparison when the sink has caught up after events were dropped. The comparison
+/// reports those transactions as vanished that left the node's pool meanwhile without being mined.
 async fn compare_after_dropped_events(chain: Arc<Chain>) {
     loop {
         chain.context.sink.queue.caught_up.notified().await;
-        tracing::info!("the sink has caught up");
+        tracing::info!("the sink has caught up with the chain: the pools are compared");
         for source in 0..chain.reports.len() {
             chain.report(source, GapReason::MissedHeads).await;
         }

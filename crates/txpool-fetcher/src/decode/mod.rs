@@ -1,6 +1,8 @@
-//! Decodes what a node responds or announces. Entry: [`read_response`] and `read_object`.
+//! Decodes the responses and announcements of a node into transactions. Entry: [`read_response`]
+//! and `read_object`.
 //!
-//! All is pure; no bytes cause a panic. A transaction must have the requested or announced hash.
+//! Everything here is pure, and no input causes a panic. A transaction must have the requested or
+//! announced hash.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]

@@ -1,4 +1,4 @@
-//! Turns the response of a node into a transaction with its sender.
+//! Decodes the response to `eth_getRawTransactionByHash` into a transaction with its sender.
 
 use alloy_consensus::{
     TxEnvelope,
@@ -13,12 +13,13 @@ use super::sidecar::{self, SidecarError};
 /// The content of one response to `eth_getRawTransactionByHash`.
 #[derive(Debug)]
 pub enum RawTransaction {
-    /// The transaction that was requested, with its sender and its encoded form.
+    /// The requested transaction, with its sender and its encoded form.
     Decoded(Box<Recovered<PooledTransaction>>, Bytes),
     /// `null`, or geth's `"0x"`: the transaction is no longer in the node's pool.
     Gone,
-    /// A blob transaction without its sidecar, or without all of its blobs. It has the first form in a
-    /// block, and in the pool of a node that has yet to fetch its blobs.
+    /// A blob transaction without its sidecar, or with a sidecar without blobs. It has the first
+    /// form in a block, and both forms occur in the pool of a node that has not fetched its blobs
+    /// yet.
     NoSidecar,
     /// The response cannot be used.
     Malformed(Malformed),
@@ -28,13 +29,13 @@ pub enum RawTransaction {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Neither null nor a string of 0x and hex digits.
+    /// The response is neither null nor a string of 0x and hex digits.
     #[error("the response is not hex")]
     NotHex,
-    /// Hex that does not decode as a transaction, or not as one alone.
+    /// The bytes are not exactly one encoded transaction.
     #[error("the response is not a transaction: {0}")]
     NotATransaction(String),
-    /// Another transaction than the requested one.
+    /// The bytes are another transaction than the requested one.
     #[error("the response is transaction {found}, the requested one is {requested}")]
     OtherTransaction {
         /// The hash that was requested.
@@ -45,13 +46,20 @@ pub enum Malformed {
     /// The signature is invalid: no sender can be recovered from it.
     #[error("the signature is invalid")]
     Signature,
-    /// A blob transaction with a sidecar that is not its own.
+    /// The sidecar of a blob transaction does not match it.
     #[error("the sidecar does not match the transaction: {0}")]
-    Sidecar(#[from] SidecarError),
+    Sidecar(SidecarError),
 }
 
-/// Reads the JSON of a response to a request for `requested`. Takes about 35 us of CPU for a small
-/// one, nearly all to recover the sender, and 2 ms with six blobs. Does not panic for any input.
+impl From<SidecarError> for Malformed {
+    fn from(error: SidecarError) -> Self {
+        Self::Sidecar(error)
+    }
+}
+
+/// Decodes the JSON result of a request for the transaction with the hash `requested`. It takes
+/// about 35 us of CPU for a small transaction, nearly all for the recovery of the sender, and 2 ms
+/// with six blobs. No input causes a panic.
 #[must_use]
 pub fn read_response(json: &str, requested: B256) -> RawTransaction {
     let json = json.trim();
@@ -64,7 +72,7 @@ pub fn read_response(json: &str, requested: B256) -> RawTransaction {
     read_hex(hex, requested)
 }
 
-/// As [`read_response`], for the text of the response's string.
+/// Decodes the content of the JSON string.
 fn read_hex(hex: &str, requested: B256) -> RawTransaction {
     if hex == "0x" {
         return RawTransaction::Gone;
@@ -75,20 +83,21 @@ fn read_hex(hex: &str, requested: B256) -> RawTransaction {
     }
 }
 
-/// Reads an EIP-2718 encoded transaction, a blob transaction in its network form. `requested` is
-/// the hash that it must have. The sidecar of a blob transaction is compared with its versioned
-/// hashes; KZG proofs are not verified, see `verify_blob_proofs` of [`FetcherConfig`](crate::FetcherConfig).
+/// Decodes an EIP-2718 encoded transaction, a blob transaction in the network form with its
+/// sidecar. `requested` is the hash that it must have. The sidecar is compared with the versioned
+/// hashes. KZG proofs are not verified: see [`verify_blob_proofs`](crate::verify_blob_proofs).
 #[must_use]
 pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
     let tx = match PooledTransaction::decode_2718_exact(&raw) {
         Ok(tx) => tx,
         Err(error) => {
-            // Nethermind, Besu and reth have each returned the bytes of a typed transaction in an RLP
-            // string. The hash, which is compared, shows that nothing else is meant.
+            // Versions of Nethermind, Besu and reth returned the bytes of a typed transaction in an
+            // RLP string. Reading that is safe because the hash is compared.
             if let Some(inner) = rlp_string_content(&raw) {
                 return read_raw(inner, requested);
             }
-            // A blob transaction in its mined form does not decode, because it has no sidecar.
+            // A blob transaction in the form of a block does not decode above, because it has no
+            // sidecar.
             return match TxEnvelope::decode_2718_exact(&raw) {
                 Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == requested => RawTransaction::NoSidecar,
                 Ok(other) if *other.hash() != requested => {
@@ -98,15 +107,15 @@ pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
             };
         }
     };
-    // The envelope takes the hash of a blob transaction without its sidecar.
+    // The hash of a blob transaction does not cover its sidecar, which is compared below.
     if *tx.hash() != requested {
         return other_transaction(requested, *tx.hash());
     }
     if let PooledTransaction::Eip4844(signed) = &tx
         && let Err(reason) = sidecar::check_sidecar(signed.tx())
     {
-        // The form without blobs, in which nodes of sparse pools keep a transaction for a while.
-        let has_no_blobs = matches!(reason, SidecarError::Count { what: "blobs", found: 0, .. });
+        // Nodes of sparse pools keep a transaction without its blobs for a while.
+        let has_no_blobs = matches!(reason, SidecarError::Count { part: "blobs", found: 0, .. });
         return if has_no_blobs {
             RawTransaction::NoSidecar
         } else {
@@ -119,7 +128,7 @@ pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
     }
 }
 
-/// What an RLP string holds that is the whole of `raw`, if that is a typed transaction.
+/// Returns the content of `raw` if it is one RLP string that may contain a typed transaction.
 fn rlp_string_content(raw: &Bytes) -> Option<Bytes> {
     let mut rest = &raw[..];
     let content = alloy_rlp::Header::decode_bytes(&mut rest, false).ok()?;
@@ -140,23 +149,23 @@ mod tests {
 
     use super::*;
 
-    /// The kept transactions, which are stored as hex.
-    fn kept() -> Vec<Seed> {
-        let decoded = |seed: Seed| {
+    /// The transactions of the corpus, which are stored as hex.
+    fn corpus() -> Vec<Seed> {
+        let decode = |seed: Seed| {
             let bytes = const_hex::decode(seed.bytes.trim_ascii()).expect("hex");
             Seed { bytes, ..seed }
         };
-        seeds("transactions").into_iter().map(decoded).collect()
+        seeds("transactions").into_iter().map(decode).collect()
     }
 
-    /// Also transactions with a whole blob, which are too long to be kept.
+    /// The transactions of the corpus, and some with a whole blob, which are too long for it.
     fn raws() -> Vec<Vec<u8>> {
-        let mut raws: Vec<_> = kept().into_iter().map(|seed| seed.bytes).collect();
+        let mut raws: Vec<_> = corpus().into_iter().map(|seed| seed.bytes).collect();
         raws.extend(sidecar::tests::with_one_blob());
         raws
     }
 
-    /// The hash that the bytes have if they are a transaction.
+    /// Returns the hash of the bytes if they are a transaction.
     fn hash_of(raw: &[u8]) -> B256 {
         match read_raw(Bytes::copy_from_slice(raw), B256::ZERO) {
             RawTransaction::Malformed(Malformed::OtherTransaction { found, .. }) => found,
@@ -165,8 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn the_kept_transactions_are_read_or_refused() {
-        for seed in kept() {
+    fn the_corpus_of_transactions_is_read_or_refused() {
+        for seed in corpus() {
             let response = read_raw(seed.bytes.clone().into(), hash_of(&seed.bytes));
             let is_read =
                 matches!(response, RawTransaction::Decoded(..) | RawTransaction::NoSidecar);
@@ -176,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_damaged_transaction_is_refused_or_is_what_its_bytes_encode(raw in damaged(raws())) {
+        fn a_damaged_transaction_is_refused_or_encodes_to_its_bytes(raw in damaged(raws())) {
             let hash = hash_of(&raw);
             if let RawTransaction::Decoded(tx, bytes) = read_raw(raw.clone().into(), hash) {
                 prop_assert_eq!(&bytes[..], &raw[..]);

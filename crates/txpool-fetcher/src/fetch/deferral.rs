@@ -1,4 +1,4 @@
-//! Makes deferrable work wait while the load is high, so that live announcements do not have to.
+//! Lets deferrable work wait while the load is high, so that live announcements do not have to.
 
 use std::{
     sync::{
@@ -18,26 +18,28 @@ use crate::{
     sync::Share,
 };
 
-/// How much work was deferred, see [`Fetcher::deferred`](crate::Fetcher::deferred).
+/// How much work was deferred: the result of
+/// [`FetcherHandle::deferred`](crate::FetcherHandle::deferred).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferredStats {
-    /// Fetches, and audits on the timer, that waited because the load was high.
+    /// The number of fetches, and of audits on the timer, that waited because the load was high.
     pub deferred: u64,
-    /// How many of these ran although the load was high, because they had reached the age cap.
+    /// The number of these that ran under high load, because they had waited for five seconds.
     pub aged: u64,
-    /// How many wait now. Each retry counts; the rest of a comparison counts as one.
+    /// The number that wait now. Each retry counts; the rest of a comparison counts as one.
     pub waiting: u64,
 }
 
-/// Reports the fill of the fetcher's queues to the monitor; work waits while the load is high.
+/// Reports to the monitor how full the fetcher's queues are, and lets work wait while the load is
+/// high.
 pub(crate) struct Deferral {
     monitor: Option<LoadMonitor>,
-    /// The announcement buffer of each source, if there is a monitor.
+    /// The announcement buffer of each source; empty without a monitor.
     announcements: Box<[QueueLoad]>,
     max_age: Duration,
     waiting: AtomicU64,
-    /// Bounds the retries that may wait without a slot.
+    /// Bounds the number of retries that wait without a slot.
     parked: Semaphore,
     aged: AtomicU64,
     metrics: Arc<Metrics>,
@@ -47,11 +49,15 @@ impl Deferral {
     pub(crate) fn new(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Self, ConfigError> {
         let FetcherConfig { monitor, sources, fetch_slots, .. } = &settings.config;
         let buffer = settings.limits.announcement_buffer;
-        let monitors = monitor.iter().flat_map(|monitor| sources.iter().map(move |_| monitor));
-        let announcements = monitors.map(|monitor| monitor.watch("announcements", buffer));
+        let mut announcements = Vec::new();
+        if let Some(monitor) = monitor {
+            for _ in sources {
+                announcements.push(monitor.watch("announcements", buffer)?);
+            }
+        }
         Ok(Self {
             monitor: monitor.clone(),
-            announcements: announcements.collect::<Result<_, _>>()?,
+            announcements: announcements.into(),
             max_age: settings.limits.deferral_max_age,
             waiting: AtomicU64::new(0),
             parked: Semaphore::new(*fetch_slots),
@@ -67,26 +73,30 @@ impl Deferral {
         }
     }
 
+    /// Returns whether the monitor reports a high load.
     pub(crate) fn is_pressed(&self) -> bool {
         self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed)
     }
 
-    /// Waits while the load is high, up to the age cap. `since` is when the work could have run. A
-    /// backfill that has aged has few slots: see `DEFERRABLE_SLOTS`. Cancel safe.
+    /// Waits while the load is high, at most until `max_age` after `since`, which is when the work
+    /// could have run. A backfill that has reached that age is still slow: see `DEFERRABLE_SLOTS`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
     pub(crate) async fn wait(&self, work: DeferrableWork, since: Instant) {
         let pressed = self.monitor.as_ref().filter(|monitor| monitor.is_pressed());
         let Some(monitor) = pressed else { return };
         self.metrics.deferred[work as usize].add(1);
-        let _waits = Share::of(&self.waiting, 1);
-        // `None` if the clock cannot represent that time: then the work is never due.
+        let _waiting = Share::add_to(&self.waiting, 1);
+        // `None` if the clock cannot represent that time. Then the work is never due.
         let due = since.checked_add(self.max_age);
         if !monitor.wait_until_normal(due, || {}).await {
             self.aged.fetch_add(1, Relaxed);
         }
     }
 
-    /// A permit with which a retry releases its slot while it is deferred. `None` if the load is
-    /// not high, or if as many retries as there are slots already wait.
+    /// Returns a permit with which a retry may wait without its slot. `None` if the load is not
+    /// high, or if as many retries wait already as there are slots.
     pub(crate) fn park(&self) -> Option<SemaphorePermit<'_>> {
         if self.is_pressed() { self.parked.try_acquire().ok() } else { None }
     }
@@ -112,7 +122,7 @@ mod tests {
     use load_control::MonitorConfig;
     use std::pin::pin;
 
-    /// Of two sources.
+    /// The slots and the deferral of a fetcher with two sources.
     fn deferral(max_age: Duration) -> (Slots, Deferral) {
         let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
         let sources = ["/a", "/b"].map(|path| Endpoint::Ipc(path.into()));
@@ -140,18 +150,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_aged_runs_under_load() {
+    async fn work_that_has_reached_the_age_cap_runs_under_load() {
         let (_, deferral) = deferral(Duration::from_millis(1));
         deferral.observe_backlog(0, || 16);
         let since = Instant::now() - Duration::from_secs(1);
         let aged = deferral.wait(DeferrableWork::Backfill, since);
-        aged.now_or_never().expect("it has waited for as long as it may");
+        aged.now_or_never().expect("it has reached the age cap");
         let stats = deferral.stats();
         assert_eq!((stats.deferred, stats.aged, stats.waiting), (1, 1, 0));
     }
 
     #[tokio::test]
-    async fn live_fetches_press_and_a_dropped_wait_leaves_nothing_behind() {
+    async fn live_fetches_count_as_load_and_a_dropped_wait_leaves_nothing_behind() {
         let (slots, deferral) = deferral(Duration::from_secs(3_600));
         let left_to_live = DEFAULT_FETCH_SLOTS - DEFERRABLE_SLOTS;
         let acquire = |number| slots.try_acquire_live(number % 2).expect("free");

@@ -1,4 +1,5 @@
-//! From a response, or a decoded transaction, to an outcome.
+//! Decodes a response, recovers the sender, calls the sink, and records the outcome. Decides
+//! whether that happens on this thread or on the thread for deliveries.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -30,18 +31,18 @@ use crate::{
 pub(crate) struct AnnouncedTransaction {
     pub(crate) tx: PooledTransaction,
     pub(crate) raw: Bytes,
-    /// The sender that the node names, if it is trusted. Otherwise the sender is recovered.
+    /// The sender that the node claims, if the node is trusted. Otherwise the sender is recovered.
     pub(crate) trusted_sender: Option<Address>,
 }
 
 impl Fetch {
-    /// Reads a response and delivers its transaction: here, or on the thread for deliveries.
+    /// Reads a response and delivers its transaction, here or on the thread for deliveries.
     pub(super) async fn read_and_deliver(self: Arc<Self>, mut task: FetchTask, raw: Bytes) {
         if let Some(slot) = &mut task.slot {
             self.slots.set_response_bytes(slot, raw.len());
         }
         let is_large = raw.len() > LARGE_BYTES;
-        if is_large || self.hands_over() {
+        if is_large || self.should_hand_over() {
             let work = Arc::clone(&self).read_and_deliver_here(task, raw);
             self.delivery_thread.run(work).await;
         } else {
@@ -49,12 +50,13 @@ impl Fetch {
         }
     }
 
-    /// Whether the thread of the sockets has better things to do than to decode and deliver.
-    fn hands_over(&self) -> bool {
+    /// Returns whether decoding and delivering here would delay the reading of the sockets.
+    fn should_hand_over(&self) -> bool {
         self.context.sink.may_block() || self.slots.in_use() >= BUSY
     }
 
-    /// Waits for nothing that needs a runtime: it runs on a thread without one too.
+    /// Reads and delivers on the current thread, which may have no runtime: it must not await
+    /// timers or sockets.
     async fn read_and_deliver_here(self: Arc<Self>, task: FetchTask, raw: Bytes) {
         let hash = task.ticket.arrival.hash;
         let permit = self.work_permit().await;
@@ -69,13 +71,14 @@ impl Fetch {
             RawTransaction::Decoded(tx, raw) => self.deliver(task.ticket, *tx, Some(raw)).await,
             RawTransaction::Gone => task.ticket.finish(Outcome::Gone, None),
             RawTransaction::NoSidecar if self.context.hashes.is_mined(&hash) => {
-                task.ticket.finish(Outcome::Mined, Some(Seen::Mined));
+                task.finish_mined();
             }
             RawTransaction::NoSidecar => self.request_sidecar(task),
             RawTransaction::Malformed(reason) => self.request_elsewhere(task, reason),
         }
     }
 
+    /// Verifies the blob proofs, if that is configured.
     fn verify(&self, tx: &PooledTransaction) -> Result<(), Malformed> {
         if self.context.settings.config.verify_blob_proofs {
             verify_blob_proofs(tx)?;
@@ -83,7 +86,8 @@ impl Fetch {
         Ok(())
     }
 
-    /// A permit for CPU work, if there is a gate: a sink that waits must not hold one meanwhile.
+    /// Waits for a permit for CPU work, if there is a gate. The permit is released before the sink
+    /// is called, which may wait.
     async fn work_permit(&self) -> Option<WorkPermit> {
         match &self.context.settings.config.gate {
             Some(gate) => Some(gate.acquire_internal().await),
@@ -91,7 +95,7 @@ impl Fetch {
         }
     }
 
-    /// Delivers a transaction that a node announced whole: here, or on the thread for deliveries.
+    /// Delivers a transaction that a node announced whole, here or on the thread for deliveries.
     pub(crate) async fn deliver_announced(
         self: &Arc<Self>,
         ticket: Ticket,
@@ -108,17 +112,17 @@ impl Fetch {
                 Ok(sender) => {
                     fetch.deliver(ticket, Recovered::new_unchecked(tx, sender), Some(raw)).await;
                 }
-                Err(_) => ticket.malformed(&Malformed::Signature),
+                Err(_) => ticket.finish_malformed(&Malformed::Signature),
             }
         };
-        if is_behind || self.hands_over() {
+        if is_behind || self.should_hand_over() {
             self.delivery_thread.run(work).await;
         } else {
             work.await;
         }
     }
 
-    /// Delivers a transaction that a pool in this process gave, on the thread that has it.
+    /// Delivers a transaction of a pool in this process, on the thread that called the pool.
     pub(crate) async fn deliver_in_process(
         &self,
         mut task: FetchTask,
@@ -129,31 +133,33 @@ impl Fetch {
         }
         let (requested, found) = (task.ticket.arrival.hash, *tx.inner().hash());
         if found != requested {
-            return task.ticket.malformed(&Malformed::OtherTransaction { requested, found });
+            let reason = Malformed::OtherTransaction { requested, found };
+            return task.ticket.finish_malformed(&reason);
         }
         let permit = self.work_permit().await;
         let verified = self.verify(tx.inner());
         drop(permit);
         match verified {
             Ok(()) => self.deliver(task.ticket, tx, None).await,
-            Err(reason) => task.ticket.malformed(&reason),
+            Err(reason) => task.ticket.finish_malformed(&reason),
         }
     }
 
-    /// Whether audits will find what this source announces in its list, and report when it is there no
-    /// more.
-    fn is_listed_by(&self, source: usize, is_blob: bool) -> bool {
+    /// Returns whether audits will find the transactions of this source in its list, and report
+    /// when they are no longer there: that needs audits, and a node whose lists are complete.
+    fn lists_its_pool(&self, source: usize, is_blob: bool) -> bool {
         self.context.settings.config.audit_interval.is_some()
             && self.context.listings[source].has(is_blob)
     }
 
-    /// Delivers a transaction whose hash was verified, unless it is of another chain or mined.
+    /// Delivers a transaction whose hash was verified, unless it is mined or belongs to another
+    /// chain.
     async fn deliver(&self, ticket: Ticket, tx: Recovered<PooledTransaction>, raw: Option<Bytes>) {
-        let Arrival { hash, entry, source, at } = ticket.arrival;
-        // A legacy transaction without one, from before EIP-155, is valid on every chain.
+        let Arrival { hash, entry, source, received_at } = ticket.arrival;
+        // A legacy transaction without a chain id, from before EIP-155, is valid on every chain.
         let chain_ids = tx.inner().chain_id().zip(self.context.chain_id.get());
         if chain_ids.is_some_and(|(found, expected)| found != expected) {
-            tracing::debug!(%hash, "transaction of another chain");
+            tracing::debug!(%hash, ?chain_ids, "malformed transaction: it is of another chain");
             return ticket.finish(Outcome::Malformed, None);
         }
         let (sender, nonce) = (tx.signer(), tx.inner().nonce());
@@ -165,15 +171,23 @@ impl Fetch {
             self.had_blobs.store(true, Relaxed);
         }
         let now = SystemTime::now();
-        let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
-        let is_listed = entry != Entry::Announced || self.is_listed_by(source, is_blob);
-        let fetched =
-            FetchedTransaction { tx, raw, entry, source, is_listed, announced_at: at, first_seen };
-        // It has failed if the sink has panicked. A stop leaves it unfinished while the sink waits.
+        let first_seen = now.checked_sub(received_at.elapsed()).unwrap_or(now);
+        let is_listed = entry != Entry::Announced || self.lists_its_pool(source, is_blob);
+        let fetched = FetchedTransaction {
+            tx,
+            raw,
+            entry,
+            source,
+            is_listed,
+            announced_at: received_at,
+            first_seen,
+        };
+        // `None` if the sink has panicked: the dropped ticket counts as failed. If the fetcher
+        // stops while the sink waits, this future is dropped, and the hash stays unfinished.
         let Some(delivery) = self.context.sink.deliver(fetched).await else { return };
-        self.context.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
+        self.context.metrics.deliver_seconds.record(received_at.elapsed().as_secs_f64());
         if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {
-            tracing::debug!(%hash, ?delivery, "not taken by the sink");
+            tracing::debug!(%hash, ?delivery, "the sink did not accept a transaction");
         }
         let delivered = if is_blob { Seen::DeliveredBlob } else { Seen::Delivered };
         let (outcome, seen) = match delivery {

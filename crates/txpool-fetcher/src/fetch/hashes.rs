@@ -1,4 +1,5 @@
-//! What is known of hashes. Each that enters leaves with exactly one outcome; both are counted.
+//! The entry and the outcome of hashes: decides whether a hash is new, and counts that each hash
+//! that enters leaves with exactly one outcome.
 
 use std::{
     sync::{
@@ -20,67 +21,74 @@ use crate::{
     sync::lock,
 };
 
-/// A hash that enters, with its origin.
+/// A hash that enters, and where it came from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) hash: B256,
     pub(crate) entry: Entry,
     pub(crate) source: usize,
-    pub(crate) at: Instant,
+    /// When the announcement was read from the socket, or when the hash was found missing.
+    pub(crate) received_at: Instant,
 }
 
-/// How often a source's malformed transactions are reported in the log.
-const MALFORMED_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// The interval at which malformed transactions of a source are logged as warnings.
+const MALFORMED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How many hashes a source announced, and how many of them before any other source.
+/// The number of hashes that a source announced, and of those that it announced before any other
+/// source.
 #[derive(Debug, Default)]
 pub(crate) struct AnnouncementCounts {
     pub(crate) announced: AtomicU64,
     pub(crate) first_seen: AtomicU64,
-    /// When a malformed transaction was last reported, see [`Ticket::malformed`].
-    malformed_reported: Mutex<Option<Instant>>,
+    /// When a malformed transaction was last logged, see [`Ticket::finish_malformed`].
+    malformed_logged_at: Mutex<Option<Instant>>,
 }
 
 impl AnnouncementCounts {
-    /// Whether a malformed transaction is to be reported, as the first one in a while.
-    fn should_report_malformed(&self, now: Instant) -> bool {
-        let mut reported = lock(&self.malformed_reported);
-        let is_due = reported.is_none_or(|reported| {
-            now.saturating_duration_since(reported) >= MALFORMED_REPORT_INTERVAL
+    /// Returns whether a malformed transaction is logged as a warning: at most once in the
+    /// interval.
+    fn should_log_malformed(&self, now: Instant) -> bool {
+        let mut logged_at = lock(&self.malformed_logged_at);
+        let is_due = logged_at.is_none_or(|logged_at| {
+            now.saturating_duration_since(logged_at) >= MALFORMED_LOG_INTERVAL
         });
         if is_due {
-            *reported = Some(now);
+            *logged_at = Some(now);
         }
         is_due
     }
 }
 
-/// Which hashes were seen, which are in recent blocks, and how many there were. All accesses to the
-/// counters are relaxed: each is a sum of its own, and no other memory is published through them.
+/// The hashes that were seen, those of recent blocks, and the counts. All accesses to the counters
+/// are relaxed: each is a sum of its own, and no other memory is published through them.
 pub(crate) struct Hashes {
     pub(crate) seen: SeenSet,
     pub(crate) blocks: Mutex<RecentBlocks>,
     unfinished: AtomicU64,
-    /// Of each source.
+    /// The counts of each source.
     pub(crate) announcements: Box<[AnnouncementCounts]>,
     stop: CancellationToken,
     metrics: Arc<Metrics>,
 }
 
 impl Hashes {
-    /// After `stop`, a hash that is dropped without an outcome stays unfinished.
-    pub(crate) fn new(stop: CancellationToken, metrics: Arc<Metrics>, sources: usize) -> Arc<Self> {
+    /// After `stop` is cancelled, a hash that is dropped without an outcome stays unfinished.
+    pub(crate) fn new(
+        stop: CancellationToken,
+        metrics: Arc<Metrics>,
+        source_count: usize,
+    ) -> Arc<Self> {
         Arc::new(Self {
             seen: SeenSet::new(SEEN_CAPACITY),
             blocks: RecentBlocks::new(RECENT_BLOCKS).into(),
             unfinished: AtomicU64::new(0),
-            announcements: (0..sources).map(|_| AnnouncementCounts::default()).collect(),
+            announcements: (0..source_count).map(|_| AnnouncementCounts::default()).collect(),
             stop,
             metrics,
         })
     }
 
-    /// Counts an announcement. `None` if it is mined or was seen.
+    /// Counts an announcement. Returns `None` if the hash is mined or was seen before.
     pub(crate) fn enter(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
         let Arrival { hash, source, .. } = arrival;
         let counts = &self.announcements[source];
@@ -90,15 +98,16 @@ impl Hashes {
             counts.first_seen.fetch_add(1, Relaxed);
             return Some(self.ticket(arrival, entered));
         }
-        let known = if is_mined { Outcome::Mined } else { Outcome::Known };
+        let outcome = if is_mined { Outcome::Mined } else { Outcome::Known };
         self.metrics.entered[Entry::Announced as usize].add(1);
-        self.metrics.left[known as usize].add(1);
+        self.metrics.left[outcome as usize].add(1);
         None
     }
 
-    /// Remembers the announcement of a mined hash. False if a reorg has undone its block meanwhile.
+    /// Remembers the announcement of a mined hash. Returns false if a reorg has undone its block
+    /// meanwhile.
     fn enter_mined(&self, hash: B256, source: usize) -> bool {
-        self.seen.announced_mined(hash, source);
+        self.seen.add_mined_announcement(hash, source);
         let is_mined = self.is_mined(&hash);
         if !is_mined {
             self.seen.forget_mined(hash);
@@ -106,12 +115,14 @@ impl Hashes {
         is_mined
     }
 
-    /// Counts a hash that was announced while a block contained it, and is in none any more.
+    /// Lets a hash enter that was announced while a block contained it, and is in no block any
+    /// more.
     pub(super) fn enter_undone(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
         self.seen.insert_undone(arrival.hash).map(|entered| self.ticket(arrival, entered))
     }
 
-    /// Counts a hash that a comparison found missing, as [`SeenSet::insert_missing`].
+    /// Lets a hash enter that the comparison of `epoch` found missing. Returns `None` if it has
+    /// come since: see [`SeenSet::insert_missing`].
     pub(crate) fn enter_missing(self: &Arc<Self>, arrival: Arrival, epoch: u32) -> Option<Ticket> {
         self.seen.insert_missing(&arrival, epoch).map(|entered| self.ticket(arrival, entered))
     }
@@ -150,8 +161,9 @@ impl Hashes {
     }
 }
 
-/// A hash in flight, with the right to record its outcome, once. Dropped without one (a panic, the
-/// end of a source), it counts as failed and may be fetched again; after a stop it is unfinished.
+/// A hash in flight, with the right to record its one outcome. If it is dropped without an outcome
+/// (by a panic or the end of a source), the hash counts as failed and may be fetched again; after a
+/// stop it stays unfinished.
 #[must_use]
 pub(crate) struct Ticket {
     pub(crate) arrival: Arrival,
@@ -161,23 +173,25 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// True for backfill and audits, not for what was announced while an undone block had it.
+    /// Returns whether the fetch may be deferred: true for backfill and audits, but not for a hash
+    /// that was announced while an undone block contained it.
     pub(super) fn is_deferrable(&self) -> bool {
         self.arrival.entry != Entry::Announced && !self.entered.is_undone
     }
 
-    /// Records the outcome. `seen` is remembered; with `None` the hash is forgotten.
+    /// Records the outcome and remembers the hash as `seen`; `None` forgets the hash.
     pub(crate) fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
         let (hashes, hash) = (Arc::clone(&self.hashes), self.arrival.hash);
-        // Before the look-up in the blocks: one that is applied in between finds it settled.
+        // This comes before the look-up in the blocks, so that a block that is applied in between
+        // finds the hash settled.
         hashes.seen.settle(hash, seen);
         self.leave(outcome);
-        // A block may have been applied, or removed by a reorg, since the look-up. Only a canonical
-        // block that contains the transaction makes it mined: one that lost its nonce to a block,
-        // or was mined in a block that we do not know, may be pending again after a reorg.
+        // Since the caller looked the hash up, a block may have been applied or removed. Only a
+        // canonical block that contains the hash keeps it mined: a transaction that lost its nonce
+        // to a block, or was mined in an unknown block, may be pending again after a reorg.
         match seen {
             Some(Seen::Delivered | Seen::Failed) if hashes.is_mined(&hash) => {
-                hashes.seen.mined(hash);
+                hashes.seen.set_mined(hash);
             }
             Some(Seen::Mined) => {}
             _ => return,
@@ -187,11 +201,12 @@ impl Ticket {
         }
     }
 
-    /// The announcement or the response cannot be used. The first one of each source and minute is
-    /// reported, because a node that sends one usually sends many.
-    pub(crate) fn malformed(self, reason: &dyn std::error::Error) {
+    /// Records [`Outcome::Malformed`]: the announcement or the response cannot be used. The first
+    /// one of each source and minute is logged as a warning, because a node that sends one usually
+    /// sends many.
+    pub(crate) fn finish_malformed(self, reason: &dyn std::error::Error) {
         let Arrival { hash, source, .. } = self.arrival;
-        if self.hashes.announcements[source].should_report_malformed(Instant::now()) {
+        if self.hashes.announcements[source].should_log_malformed(Instant::now()) {
             tracing::warn!(
                 %hash, source, %reason,
                 "a malformed transaction is not delivered; further ones of this source are reported \
@@ -219,7 +234,8 @@ impl Drop for Ticket {
         }
         self.hashes.seen.settle(self.arrival.hash, Some(Seen::Failed));
         if self.hashes.stop.is_cancelled() {
-            // The count is that of an end; the gauge is of what goes on.
+            // The count of unfinished hashes stays for the final report. The gauge shows work that
+            // continues, and this does not.
             self.hashes.metrics.unfinished.decrement(1.0);
         } else {
             self.leave(Outcome::Failed);
@@ -238,7 +254,7 @@ mod tests {
 
     fn arrival(number: u64, entry: Entry) -> Arrival {
         let hash = B256::left_padding_from(&number.to_be_bytes());
-        Arrival { hash, entry, source: 0, at: Instant::now() }
+        Arrival { hash, entry, source: 0, received_at: Instant::now() }
     }
 
     proptest! {
@@ -264,10 +280,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_whose_block_is_undone_while_its_announcement_is_looked_up_is_fetched() {
+    fn a_hash_is_fetched_if_a_reorg_removes_its_block_meanwhile() {
         let hashes = hashes();
         let arrival = arrival(1, Entry::Announced);
-        assert!(!hashes.enter_mined(arrival.hash, 0), "no block has it");
+        assert!(!hashes.enter_mined(arrival.hash, 0), "no block contains it");
         assert!(hashes.enter(arrival).is_some());
     }
 }

@@ -1,23 +1,24 @@
-//! What happens to one hash: it is deduplicated, requested, decoded, delivered and counted. Entry:
-//! [`Fetch::announced`] and [`Fetch::fetch_missing`]; [`transaction`] is the whole way of one hash.
+//! Fetches hashes: each is deduplicated, requested, decoded, delivered and counted. Entry:
+//! [`Fetch::fetch_announced`] and [`Fetch::fetch_missing`]; read [`transaction`] first, which is
+//! the whole way of one hash.
 //!
-//! A hash holds a fetch slot from before its request until its delivery has returned, so slots bound
-//! everything that is in flight. A live announcement waits for a slot and never for deferrable
-//! work, which has few slots and connections of its own.
+//! A hash holds a fetch slot from before its request until its delivery has returned, so the slots
+//! bound everything that is in flight. A live announcement may wait for a slot, and never for
+//! deferrable work, which has few slots and its own connections.
 //!
 //! # Threads
-//! Everything runs on `mempool-io`, the single thread of the fetcher's runtime, on which alloy reads the
-//! sockets. While more than a few requests are in flight, decoding, sender recovery and delivery of a
-//! response run on the thread `mempool-deliver` instead: see [`delivery_thread`].
+//! Everything runs on `mempool-io`, the single thread of the fetcher's runtime, on which alloy
+//! reads the sockets. While more than a few requests are in flight, decoding, sender recovery and
+//! delivery of a response run on the thread `mempool-deliver` instead: see [`delivery_thread`].
 //!
 //! # Locks
-//! | lock | who takes it | for how long |
+//! | lock | taken by | for how long |
 //! |---|---|---|
-//! | seen, 64 shards | announcements, responses, heads, audits, `Fetcher::announcers` | one look-up; an audit reads one of the 64 shards, 50 us when full |
-//! | recent blocks (in [`Hashes`]) | announcements and responses to look up, heads and nonces to add | a look-up, or one block's hashes |
+//! | seen hashes, 64 shards | announcements, responses, heads, audits, `FetcherHandle::announcers` | one look-up; an audit reads a whole shard, 50 us when full |
+//! | recent blocks (in [`Hashes`]) | announcements and responses to look up, heads and nonces to add | a look-up, or the hashes of one block |
 //! | a node's limit | a fetch when it begins and at its response, `status()` | a few fields |
 //!
-//! No two of these are ever held together.
+//! No two of these are held at the same time.
 
 mod deferral;
 mod deliver;
@@ -53,32 +54,36 @@ use self::{
     delivery_thread::DeliveryThread,
     limit::RequestPermit,
     slots::{Slot, Slots},
-    transaction::{FetchTask, LATE_WAITING},
+    transaction::{FetchTask, MAX_WAITING_FOR_LATE},
 };
 use crate::{
     context::Context, error::StartError, limits::ANNOUNCEMENT_BUFFER, node::Requests,
     outcome::Entry,
 };
 
-/// Fetches transactions: the slots, the limits of the nodes, and what is in flight.
+/// No fetch slot is free.
+#[derive(Debug)]
+pub(crate) struct NoSlot;
+
+/// Fetches transactions, within the slots and the limits of the nodes.
 pub(crate) struct Fetch {
     context: Arc<Context>,
     slots: Slots,
-    /// How many requests may be in flight at each source.
+    /// For each source: the number of requests that may be in flight.
     limits: Box<[Arc<NodeLimit>]>,
-    /// Held by the request for a hash whose response may end its connection: one at a time, so that
-    /// it is known which one does.
+    /// One permit, held by the request for a hash whose response may end its connection: with one
+    /// such request at a time it is known which one does.
     suspects: Semaphore,
-    /// Room for fetches that wait for a late answer without a slot.
-    late: Semaphore,
-    /// Room for hashes of undone blocks that wait for slots.
-    undone: Arc<Semaphore>,
-    /// Whether a blob transaction was ever delivered. geth does not list them.
+    /// Bounds the fetches that wait for late responses without a slot.
+    late_room: Semaphore,
+    /// Bounds the hashes of undone blocks that wait for slots.
+    undone_room: Arc<Semaphore>,
+    /// Whether a blob transaction was ever delivered.
     had_blobs: AtomicBool,
     delivery_thread: DeliveryThread,
 }
 
-/// Up to 16 sources, as many as a configuration may have.
+/// A set of sources, by their indices: up to 16, as many as a configuration may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SourceSet(u16);
 
@@ -115,7 +120,7 @@ impl SourceSet {
         (0..16).filter(move |source| self.contains(*source))
     }
 
-    /// The sources of this set, `first` before the others.
+    /// Iterates over the sources of this set in ascending order, but `first` before the others.
     fn iter_from(self, first: usize) -> impl Iterator<Item = usize> {
         let others = self.iter().filter(move |source| *source != first);
         std::iter::once(first).filter(move |first| self.contains(*first)).chain(others)
@@ -123,41 +128,43 @@ impl SourceSet {
 }
 
 impl Fetch {
+    /// Starts the thread for deliveries.
+    ///
     /// # Errors
-    /// The thread for deliveries cannot be started, or the monitor cannot watch the slots.
+    /// The thread cannot be started, or the monitor cannot watch the slots.
     pub(crate) fn new(
         context: Arc<Context>,
         limits: Box<[Arc<NodeLimit>]>,
     ) -> Result<Self, StartError> {
-        let delivery_thread = DeliveryThread::start(&context).map_err(|source: io::Error| {
-            StartError::Thread { thread: "mempool-deliver", source }
-        })?;
+        let delivery_thread = DeliveryThread::start(&context)
+            .map_err(|error: io::Error| StartError::Thread { thread: "mempool-deliver", error })?;
         let slots = Slots::new(&context.settings, context.metrics.in_flight_bytes.clone())?;
         Ok(Self {
             slots,
             limits,
             suspects: Semaphore::new(1),
-            late: Semaphore::new(LATE_WAITING),
-            undone: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),
+            late_room: Semaphore::new(MAX_WAITING_FOR_LATE),
+            undone_room: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),
             had_blobs: AtomicBool::new(false),
             delivery_thread,
             context,
         })
     }
 
-    /// Takes in one announcement: counts it, and fetches it if it is news. Waits for a slot, and not
-    /// for the outcome.
+    /// Counts an announcement, and fetches its hash if it is new. Waits for a slot, but not for the
+    /// outcome.
     ///
     /// # Cancel safety
-    /// A hash that waits for its slot when this is dropped counts as failed.
-    pub(crate) async fn announced(self: &Arc<Self>, arrival: Arrival) {
+    /// If the future is dropped, a hash that waits for its slot counts as failed.
+    pub(crate) async fn fetch_announced(self: &Arc<Self>, arrival: Arrival) {
         if let Some(ticket) = self.context.hashes.enter(arrival) {
             self.fetch(ticket).await;
         }
     }
 
-    /// As [`Self::announced`], if a slot is free. Otherwise nothing is counted.
-    pub(crate) fn try_announced(self: &Arc<Self>, arrival: Arrival) -> bool {
+    /// Like [`Self::fetch_announced`], if a slot is free. Otherwise it returns false and counts
+    /// nothing.
+    pub(crate) fn try_fetch_announced(self: &Arc<Self>, arrival: Arrival) -> bool {
         let Some(slot) = self.slots.try_acquire_live(arrival.source) else { return false };
         if let Some(ticket) = self.context.hashes.enter(arrival) {
             self.spawn(self.task(ticket, slot));
@@ -165,13 +172,13 @@ impl Fetch {
         true
     }
 
-    /// Fetches a hash that has entered. Waits for a slot, and not for the outcome.
+    /// Fetches a hash that has entered. Waits for a slot, but not for the outcome.
     pub(crate) async fn fetch(self: &Arc<Self>, ticket: Ticket) {
         let slot = self.slots.acquire_live(ticket.arrival.source).await;
         self.spawn(self.task(ticket, slot));
     }
 
-    /// As [`Self::fetch`], if a slot is free. Returns the ticket if none is.
+    /// Like [`Self::fetch`], if a slot is free. Otherwise it returns the ticket.
     pub(crate) fn try_fetch(self: &Arc<Self>, ticket: Ticket) -> Result<(), Ticket> {
         match self.slots.try_acquire_live(ticket.arrival.source) {
             Some(slot) => {
@@ -182,42 +189,51 @@ impl Fetch {
         }
     }
 
-    /// Fetches what a comparison found missing. Waits for a deferrable slot, not for the outcome.
+    /// Fetches a hash that a comparison found missing. Waits for a deferrable slot, but not for the
+    /// outcome.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket) {
         let slot = self.slots.acquire_deferrable(ticket.arrival.source).await;
         self.spawn(self.task(ticket, slot));
     }
 
-    /// Takes in an announcement for a caller that gets the transaction itself, from a pool in this
-    /// process. Returns `None` if it is known, or has to be requested elsewhere first. The outer
-    /// `None` says that no slot is free, and nothing is counted.
-    pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<PoolRequest>> {
-        let slot = self.slots.try_acquire_live(arrival.source)?;
-        let Some(ticket) = self.context.hashes.enter(arrival) else { return Some(None) };
+    /// Counts an announcement for a caller that requests the transaction itself, from a pool in
+    /// this process. Returns `None` if the hash is known, or if a task has to wait for a permit
+    /// first.
+    ///
+    /// # Errors
+    /// No slot is free, and nothing was counted.
+    pub(crate) fn try_begin(
+        self: &Arc<Self>,
+        arrival: Arrival,
+    ) -> Result<Option<PoolRequest>, NoSlot> {
+        let slot = self.slots.try_acquire_live(arrival.source).ok_or(NoSlot)?;
+        let Some(ticket) = self.context.hashes.enter(arrival) else { return Ok(None) };
         let task = self.task(ticket, slot);
         match self.limits[task.source()].try_acquire() {
-            Some(permit) => Some(Some(self.pool_request(task, permit))),
+            Some(permit) => Ok(Some(self.pool_request(task, permit))),
             None => {
                 self.spawn(task);
-                Some(None)
+                Ok(None)
             }
         }
     }
 
-    /// Requests what was announced while a block contained it: a node that told it before the head
-    /// that removes the block does not tell it again. A leader that goes back and forth may have
-    /// more than there is room for: the rest is left to the comparison that a reorg begins.
-    pub(crate) fn undone(self: &Arc<Self>, source: usize, mut hashes: Vec<B256>) {
+    /// Fetches hashes that were announced while a block contained them, after a reorg removed that
+    /// block: a node that announced them before it announced the reorg does not repeat that.
+    ///
+    /// Hashes beyond the room are left to the comparison that follows a reorg. A leader that goes
+    /// back and forth between branches may exceed it.
+    pub(crate) fn fetch_undone(self: &Arc<Self>, source: usize, mut hashes: Vec<B256>) {
         let fetch = Arc::clone(self);
-        hashes.truncate(self.undone.available_permits());
-        let room = Arc::clone(&self.undone).try_acquire_many_owned(hashes.len() as u32);
+        hashes.truncate(self.undone_room.available_permits());
+        let room = Arc::clone(&self.undone_room).try_acquire_many_owned(hashes.len() as u32);
         let Ok(room) = room else { return };
         self.context.tasks.spawn(async move {
             let _room = room;
             for hash in hashes {
-                let at = Instant::now();
-                // Its announcement has been counted.
-                let arrival = Arrival { hash, entry: Entry::AuditRecovered, source, at };
+                let received_at = Instant::now();
+                // Not `Entry::Announced`: the announcement has been counted already.
+                let arrival = Arrival { hash, entry: Entry::AuditRecovered, source, received_at };
                 if let Some(ticket) = fetch.context.hashes.enter_undone(arrival) {
                     fetch.fetch(ticket).await;
                 }
@@ -225,9 +241,9 @@ impl Fetch {
         });
     }
 
-    /// Whether a blob transaction was ever delivered.
+    /// Returns whether a blob transaction was ever delivered. geth does not list them.
     pub(crate) fn had_blobs(&self) -> bool {
-        // Relaxed: a comparison reads it long after the deliveries that it looks at.
+        // Relaxed: a comparison reads this long after the deliveries that it is about.
         self.had_blobs.load(Relaxed)
     }
 
@@ -235,8 +251,8 @@ impl Fetch {
         FetchTask::new(ticket, slot, self.context.settings.config.sources.len())
     }
 
-    /// Takes a hash to its outcome, in a task of its own. A stop drops it, unfinished. What a pool in
-    /// this process has announced needs no task, and no thread but the one that gets it.
+    /// Takes a hash to its outcome in a separate task, which a stop drops. A request to a pool in
+    /// this process needs no task if its permit is free: one of the pool's threads does the rest.
     fn spawn(self: &Arc<Self>, mut task: FetchTask) {
         let source = task.source();
         if let Some(requests) = self.context.connections.get(source)
@@ -246,7 +262,7 @@ impl Fetch {
             let is_deferrable = task.ticket.is_deferrable();
             match queues.submit(self.pool_request(task, permit), is_deferrable) {
                 Ok(()) => return,
-                Err(back) => task = back.into_task(),
+                Err(rejected) => task = rejected.into_task(),
             }
         }
         self.context.tasks.spawn(Arc::clone(self).transaction(task));

@@ -1,5 +1,6 @@
-//! The hashes that were seen before, so that none is fetched twice, an audit knows which are ours,
-//! and nothing requests soon again what has ended connections.
+//! The hashes that were seen: decides whether an announced or missing hash is fetched, which hashes
+//! an audit treats as delivered, and when a hash is requested again whose responses ended
+//! connections.
 
 use std::{
     collections::HashMap,
@@ -15,82 +16,87 @@ use alloy_primitives::B256;
 use super::{Arrival, SourceSet};
 use crate::sync::lock;
 
-/// How long after its outcome a hash is fetched again when it is announced. Until then, other nodes
-/// announce it; later the sink may have removed the transaction, for lack of room or by age (the
-/// order pool keeps one for the same time by default), or may now accept one that it refused.
-const ANNOUNCED_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// How long after its outcome an announced hash counts as known. Until then, announcements come
+/// from the other nodes. Later the sink may have removed the transaction for lack of room or by age
+/// (the order pool keeps one for the same time by default), or may accept one that it refused.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
 
 /// The state of a hash that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// Waiting for a slot, being fetched, decoded or delivered.
+    /// Waits for a slot, or is being fetched, decoded or delivered.
     InFlight,
-    /// Delivered to the sink, and still pending in the node as far as we know.
+    /// Delivered to the sink, and still pending in the node as far as is known.
     Delivered,
-    /// The same, for a blob transaction, which some nodes do not list.
+    /// Like `Delivered`, for a blob transaction, which some nodes do not list.
     DeliveredBlob,
+    /// The sink refused the transaction.
     Refused,
     /// The sink had no room for the transaction.
     Postponed,
-    /// In a block.
+    /// In a block, and not delivered to the sink.
     Mined,
     /// In a block, and delivered to the sink before.
     MinedDelivered,
-    /// The same, and announced since.
+    /// In a block, delivered to the sink before, and announced since it was mined.
     MinedAnnounced,
-    /// Delivered to the sink; since then it left the node's pool, and no block contains it.
+    /// Delivered to the sink. Since then it has left the node's pool, and no block contains it.
     Vanished,
-    /// Delivered and mined, and the block was undone: announcements and comparisons bring it again.
+    /// Delivered and mined, and a reorg removed the block. Announcements and comparisons fetch it
+    /// again.
     Undone,
-    /// No usable response, or a panic of the sink: announcements and comparisons bring it again.
+    /// The fetch failed, or the sink panicked. Announcements and comparisons fetch it again.
     Failed,
-    /// The responses to its requests have ended connections. After [`ANNOUNCED_AGAIN_AFTER`], and
-    /// after twice as long each time up to an hour, it is requested over a connection of its own.
+    /// The responses to its requests ended connections. It is requested again, as a suspect, after
+    /// [`KNOWN_FOR`], and after twice that time for each repetition, up to 64 minutes.
     Harmful,
 }
 
 impl Seen {
-    /// Whether the sink holds it as pending, as far as we know.
+    /// Returns whether the sink holds the transaction as pending, as far as is known.
     pub(crate) const fn is_held(self) -> bool {
         matches!(self, Self::Delivered | Self::DeliveredBlob | Self::Undone)
     }
 
+    /// Returns whether the transaction was delivered to the sink, whatever happened to it since.
     pub(crate) const fn was_delivered(self) -> bool {
         self.is_held()
             || matches!(self, Self::MinedDelivered | Self::MinedAnnounced | Self::Vanished)
     }
 }
 
-/// A hash that the sink holds, as far as we know.
+/// A hash that the sink holds, as far as is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldHash {
     pub(crate) hash: B256,
-    /// The audit epoch in which it was delivered: the list of an earlier audit may predate it.
+    /// The latest comparison that had begun when it was delivered: the list of a comparison up to
+    /// this one may predate the delivery.
     pub(crate) epoch: u32,
     pub(crate) is_blob: bool,
-    /// The sources that have announced it, or have listed it first.
+    /// The sources that have announced the hash, or listed it first.
     pub(crate) sources: SourceSet,
 }
 
-/// A hash that is now in flight.
+/// What is known of a hash that has just entered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entered {
-    /// The responses to its requests have ended connections before.
+    /// The responses to its requests ended connections before.
     pub(crate) is_suspect: bool,
-    /// No node has announced it since its block was undone.
+    /// It was announced while a block contained it, and a reorg removed that block.
     pub(crate) is_undone: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     seen: Seen,
-    /// The audit epoch in which it was delivered. The list of an earlier audit may predate it.
+    /// The latest comparison that had begun when `seen` was set: the list of a comparison up to
+    /// this one may predate the delivery.
     epoch: u32,
-    /// When `seen` was set, in seconds since the set was made.
+    /// When `seen` was set, in seconds since the set was created.
     since_secs: u32,
-    /// The sources that have announced it, or have listed it first.
+    /// The sources that have announced the hash, or listed it first.
     sources: SourceSet,
-    /// How many times in a row its fetch has ended as [`Seen::Harmful`].
+    /// How many times in a row its fetch ended as [`Seen::Harmful`].
     harms: u8,
 }
 
@@ -99,58 +105,63 @@ impl Entry {
         self.sources = self.sources.or(SourceSet::single(source));
     }
 
-    /// Whether its outcome is so recent that an announcement at this time is no news.
-    fn rests(&self, now_secs: u64) -> bool {
+    /// Returns whether its outcome is so recent that an announcement at `now_secs` is ignored.
+    fn is_recent(&self, now_secs: u64) -> bool {
         let doublings = u32::from(self.harms).saturating_sub(1).min(MAX_DOUBLINGS);
-        now_secs < u64::from(self.since_secs) + (ANNOUNCED_AGAIN_AFTER.as_secs() << doublings)
+        now_secs < u64::from(self.since_secs) + (KNOWN_FOR.as_secs() << doublings)
     }
 }
 
-/// Of the pause after which a harmful hash is requested again: 64 minutes.
+/// How often the pause before a harmful hash is requested again is doubled: up to 64 minutes.
 const MAX_DOUBLINGS: u32 = 6;
 
-/// A bounded set of hashes, in shards of two generations each. When the younger one is full, the
-/// older one is forgotten: it remembers from half of `capacity` to all of it, without an order.
+/// A bounded set of hashes with their states, in shards of two generations each. When the younger
+/// generation of a shard is full, the older one is forgotten, so the set remembers between half of
+/// its capacity and all of it, without keeping an order.
 ///
-/// An attacker who floods the node makes us forget older hashes. If they are announced again, they
-/// are fetched again, and the sink reports them as known: this costs work, and nothing is lost.
+/// An attacker who floods the node makes the set forget older hashes. If they are announced again,
+/// they are fetched again, and the sink reports them as known: this costs work, but loses nothing.
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
-    /// Of each shard.
-    generation: usize,
+    /// Capacity of one generation of a shard.
+    generation_capacity: usize,
+    /// The number of comparisons that have begun.
     epoch: AtomicU32,
-    made: Instant,
+    created_at: Instant,
 }
 
+/// The number of shards. An audit locks one at a time, for about 50 us when it is full.
 pub(crate) const SHARDS: usize = 64;
 
 impl SeenSet {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             shards: Box::new(std::array::from_fn(|_| Mutex::default())),
-            generation: capacity.div_ceil(2 * SHARDS),
+            generation_capacity: capacity.div_ceil(2 * SHARDS),
             epoch: AtomicU32::new(0),
-            made: Instant::now(),
+            created_at: Instant::now(),
         }
     }
 
-    /// What is known of a hash. A harmful one whose pause is over is unknown again.
+    /// Returns the state of a hash. A harmful one whose pause is over counts as unknown.
     pub(crate) fn get(&self, hash: &B256) -> Option<Seen> {
         let entry = self.shard(hash).get(hash)?;
-        let is_over = entry.seen == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
+        let is_over = entry.seen == Seen::Harmful && !entry.is_recent(self.seconds(Instant::now()));
         (!is_over).then_some(entry.seen)
     }
 
-    /// The sources that have announced a hash, or have listed it first; none if it is not known.
+    /// Returns the sources that have announced a hash, or listed it first; none for an unknown
+    /// hash.
     pub(crate) fn sources(&self, hash: &B256) -> SourceSet {
         self.shard(hash).get(hash).map(|entry| entry.sources).unwrap_or_default()
     }
 
     /// Records that a source announced a hash that is in a block.
-    pub(crate) fn announced_mined(&self, hash: B256, source: usize) {
+    pub(crate) fn add_mined_announcement(&self, hash: B256, source: usize) {
         let mut shard = self.shard(&hash);
         let Some(entry) = shard.get_mut(&hash) else {
-            return self.insert_from(&mut shard, hash, Seen::Mined, SourceSet::single(source));
+            let sources = SourceSet::single(source);
+            return self.insert_with_sources(&mut shard, hash, Seen::Mined, sources);
         };
         entry.add_source(source);
         if entry.seen == Seen::MinedDelivered {
@@ -158,24 +169,26 @@ impl SeenSet {
         }
     }
 
-    /// Inserts an announced hash as in flight, if unknown or of old outcome; else adds the source.
+    /// Sets an announced hash in flight, if it is unknown or its outcome is old. Otherwise it only
+    /// adds the source, and returns `None`.
     pub(crate) fn insert_announced(&self, arrival: &Arrival) -> Option<Entered> {
         self.insert_if(arrival, |entry| match entry.seen {
             // One request at a time is enough.
             Seen::InFlight => false,
-            // Not wanted again.
+            // The block that contains it is canonical as far as is known.
             Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
-            // The sink was told that it has gone, or does not have it.
+            // The sink does not have it, or was told that it left the node's pool.
             Seen::Undone | Seen::Vanished | Seen::Failed => true,
             Seen::Delivered
             | Seen::DeliveredBlob
             | Seen::Refused
             | Seen::Postponed
-            | Seen::Harmful => !entry.rests(self.secs(arrival.at)),
+            | Seen::Harmful => !entry.is_recent(self.seconds(arrival.received_at)),
         })
     }
 
-    /// Inserts what was announced while it was mined as in flight, unless it was announced since.
+    /// Sets a hash in flight that was announced while it was mined and whose block was removed,
+    /// unless it has been announced again since.
     pub(crate) fn insert_undone(&self, hash: B256) -> Option<Entered> {
         let mut shard = self.shard(&hash);
         if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::Undone) {
@@ -186,20 +199,21 @@ impl SeenSet {
         Some(Entered { is_undone: true, ..Entered::default() })
     }
 
-    /// Inserts what the comparison of this epoch misses as in flight, unless it has come since.
+    /// Sets a hash in flight that the comparison of `epoch` found missing, unless it has come
+    /// since.
     pub(crate) fn insert_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Entered> {
         self.insert_if(arrival, |entry| {
             entry.seen != Seen::InFlight
                 && (matches!(entry.seen, Seen::Undone | Seen::Failed) || entry.epoch < epoch)
-                && !(entry.seen == Seen::Harmful && entry.rests(self.secs(arrival.at)))
+                && !(entry.seen == Seen::Harmful
+                    && entry.is_recent(self.seconds(arrival.received_at)))
         })
     }
 
-    fn insert_if(
-        &self,
-        &Arrival { hash, source, .. }: &Arrival,
-        allows: impl FnOnce(&Entry) -> bool,
-    ) -> Option<Entered> {
+    /// Sets a hash in flight, if it is unknown or `allows` says so of its entry. Otherwise it only
+    /// adds the source, and returns `None`.
+    fn insert_if(&self, arrival: &Arrival, allows: impl FnOnce(&Entry) -> bool) -> Option<Entered> {
+        let Arrival { hash, source, .. } = *arrival;
         let mut shard = self.shard(&hash);
         let mut is_suspect = false;
         if let Some(entry) = shard.get_mut(&hash) {
@@ -209,11 +223,12 @@ impl SeenSet {
             }
             is_suspect = entry.harms > 0;
         }
-        self.insert_from(&mut shard, hash, Seen::InFlight, SourceSet::single(source));
+        let sources = SourceSet::single(source);
+        self.insert_with_sources(&mut shard, hash, Seen::InFlight, sources);
         Some(Entered { is_suspect, ..Entered::default() })
     }
 
-    /// Sets the state of a hash; `None` forgets it, so that its next announcement is news.
+    /// Sets the state of a hash. `None` forgets the hash, so that its next announcement is fetched.
     pub(crate) fn settle(&self, hash: B256, seen: Option<Seen>) {
         let mut shard = self.shard(&hash);
         match seen {
@@ -223,7 +238,7 @@ impl SeenSet {
     }
 
     /// Records that a block contains a hash, if the hash is known and not in flight.
-    pub(crate) fn mined(&self, hash: B256) {
+    pub(crate) fn set_mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
         if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::InFlight) {
             self.insert(&mut shard, hash, Seen::Mined);
@@ -231,7 +246,8 @@ impl SeenSet {
     }
 
     /// Records that a hash that was mined is in no canonical block any more. Returns whether it was
-    /// announced while it was mined: nobody else brings it again.
+    /// announced while it was mined: then it has to be fetched now, because its source does not
+    /// announce it again.
     pub(crate) fn forget_mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
         let seen = shard.get(&hash).map(|entry| entry.seen);
@@ -245,12 +261,13 @@ impl SeenSet {
         matches!(seen, Some(Seen::Mined | Seen::MinedAnnounced))
     }
 
-    /// Begins an audit: what is delivered from now on is newer than the list to compare with.
+    /// Begins a comparison, and returns its epoch. Transactions that are delivered from now on may
+    /// be newer than the list of this comparison.
     pub(crate) fn begin_epoch(&self) -> u32 {
         self.epoch.fetch_add(1, Relaxed) + 1
     }
 
-    /// What the sink holds of one shard, as far as we know.
+    /// Returns the hashes of one shard that the sink holds, as far as is known.
     pub(crate) fn held(&self, shard: usize) -> Vec<HeldHash> {
         let shard = lock(&self.shards[shard]);
         let known = shard.young.iter().chain(&shard.old);
@@ -265,7 +282,7 @@ impl SeenSet {
             .collect()
     }
 
-    /// Forgets everything but what is in flight.
+    /// Forgets all hashes that are not in flight.
     pub(crate) fn clear(&self) {
         for shard in self.shards.iter() {
             let mut shard = lock(shard);
@@ -274,8 +291,9 @@ impl SeenSet {
         }
     }
 
-    /// Records that what was delivered before `epoch`, and is still held, has left the node's pool.
-    pub(crate) fn vanished(&self, hash: B256, epoch: u32) {
+    /// Records that a hash has left the node's pool, if it was delivered before `epoch` and is
+    /// still held.
+    pub(crate) fn set_vanished(&self, hash: B256, epoch: u32) {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
         if known.is_some_and(|entry| entry.seen.is_held() && entry.epoch < epoch) {
@@ -288,12 +306,12 @@ impl SeenSet {
     }
 
     fn insert(&self, shard: &mut Shard, hash: B256, seen: Seen) {
-        self.insert_from(shard, hash, seen, SourceSet::default());
+        self.insert_with_sources(shard, hash, seen, SourceSet::default());
     }
 
-    /// The sources are added to those that are known.
-    fn insert_from(&self, shard: &mut Shard, hash: B256, seen: Seen, sources: SourceSet) {
-        let since_secs = u32::try_from(self.secs(Instant::now())).unwrap_or(u32::MAX);
+    /// Sets the state of a hash, and adds `sources` to its sources.
+    fn insert_with_sources(&self, shard: &mut Shard, hash: B256, seen: Seen, sources: SourceSet) {
+        let since_secs = u32::try_from(self.seconds(Instant::now())).unwrap_or(u32::MAX);
         let epoch = self.epoch.load(Relaxed);
         let mut entry = Entry { seen, epoch, since_secs, sources, harms: 0 };
         let known = shard.get_mut(&hash);
@@ -311,18 +329,19 @@ impl SeenSet {
         };
         match known {
             Some(known) => *known = entry,
-            None => shard.insert_new(hash, entry, self.generation),
+            None => shard.insert_new(hash, entry, self.generation_capacity),
         }
     }
 
-    /// Seconds since the set was made.
-    fn secs(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.made).as_secs()
+    /// Converts a time to seconds since the set was created.
+    fn seconds(&self, time: Instant) -> u64 {
+        time.saturating_duration_since(self.created_at).as_secs()
     }
 }
 
-/// With the hasher of std, like all tables of what a node tells: that of `alloy_primitives::map`
-/// has no secret in some versions, so a node could choose hashes that collide.
+/// A part of the set. Like all tables of data from a node it uses the hasher of std: the one of
+/// `alloy_primitives::map` has no secret in some versions, so a node could choose hashes that
+/// collide.
 #[derive(Default)]
 struct Shard {
     young: HashMap<B256, Entry>,
@@ -344,15 +363,16 @@ impl Shard {
         }
     }
 
-    fn insert_new(&mut self, hash: B256, entry: Entry, generation: usize) {
-        if self.young.len() >= generation {
+    /// Inserts a hash that the shard does not contain.
+    fn insert_new(&mut self, hash: B256, entry: Entry, generation_capacity: usize) {
+        if self.young.len() >= generation_capacity {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
-            // Kept: what is in flight, whose number the slots bound, and what must not be fetched
-            // again soon, up to half of the generation.
-            let mut harmful = generation / 2;
+            // Two kinds are kept: hashes in flight, whose number the slots bound, and harmful
+            // hashes, which must not be fetched again soon, up to half of the generation.
+            let mut harmful_room = generation_capacity / 2;
             for (hash, entry) in forgotten {
-                let is_harmful = entry.harms > 0 && harmful > 0;
-                harmful -= usize::from(is_harmful);
+                let is_harmful = entry.harms > 0 && harmful_room > 0;
+                harmful_room -= usize::from(is_harmful);
                 if entry.seen == Seen::InFlight || is_harmful {
                     self.young.insert(hash, entry);
                 }
@@ -372,7 +392,7 @@ mod tests {
         assert_eq!(size_of::<Entry>(), 12);
     }
 
-    /// All in one shard, which the last byte chooses.
+    /// Returns hashes of one shard, which the last byte chooses.
     fn hash(n: u64) -> B256 {
         let mut hash = B256::ZERO;
         hash[..8].copy_from_slice(&n.to_be_bytes());
@@ -380,7 +400,7 @@ mod tests {
     }
 
     fn arrival(n: u64) -> Arrival {
-        Arrival { hash: hash(n), entry: Announced, source: 0, at: Instant::now() }
+        Arrival { hash: hash(n), entry: Announced, source: 0, received_at: Instant::now() }
     }
 
     #[test]
@@ -405,11 +425,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_that_is_announced_again_long_after_its_outcome_is_news_unless_a_block_has_it() {
+    fn an_old_outcome_is_fetched_again_unless_a_block_contains_it() {
         let seen = SeenSet::new(1024);
         let now = Instant::now();
-        let later = now + ANNOUNCED_AGAIN_AFTER + Duration::from_secs(1);
-        let before = now + ANNOUNCED_AGAIN_AFTER - Duration::from_secs(1);
+        let later = now + KNOWN_FOR + Duration::from_secs(1);
+        let before = now + KNOWN_FOR - Duration::from_secs(1);
         let states = [
             (Seen::Delivered, true),
             (Seen::Refused, true),
@@ -417,28 +437,28 @@ mod tests {
             (Seen::Mined, false),
             (Seen::InFlight, false),
         ];
-        for (n, (state, is_news)) in (0..).zip(states) {
+        for (n, (state, is_fetched)) in (0..).zip(states) {
             seen.settle(hash(n), Some(state));
-            let again = seen.insert_announced(&Arrival { at: before, ..arrival(n) });
-            assert_eq!(again, None, "{state:?}: other nodes tell it too");
-            let again = seen.insert_announced(&Arrival { at: later, ..arrival(n) });
-            assert_eq!(again.is_some(), is_news, "{state:?}");
+            let again = seen.insert_announced(&Arrival { received_at: before, ..arrival(n) });
+            assert_eq!(again, None, "{state:?}: other nodes announce it too");
+            let again = seen.insert_announced(&Arrival { received_at: later, ..arrival(n) });
+            assert_eq!(again.is_some(), is_fetched, "{state:?}");
         }
     }
 
     #[test]
-    fn what_has_left_the_pool_is_news_at_once_and_what_came_after_the_list_has_not_left() {
+    fn a_vanished_hash_is_fetched_at_once_when_it_is_announced() {
         let seen = SeenSet::new(1024);
         (1..=2).for_each(|n| seen.settle(hash(n), Some(Seen::Delivered)));
         let epoch = seen.begin_epoch();
         seen.settle(hash(2), Some(Seen::Delivered));
-        (1..=2).for_each(|n| seen.vanished(hash(n), epoch));
+        (1..=2).for_each(|n| seen.set_vanished(hash(n), epoch));
         assert_eq!(
             [1, 2].map(|n| seen.get(&hash(n))),
             [Some(Seen::Vanished), Some(Seen::Delivered)]
         );
         assert!(seen.insert_announced(&arrival(1)).is_some());
-        seen.vanished(hash(1), seen.begin_epoch());
+        seen.set_vanished(hash(1), seen.begin_epoch());
         assert_eq!(seen.get(&hash(1)), Some(Seen::InFlight));
     }
 
@@ -460,19 +480,20 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_connections_rests_ever_longer_and_no_flood_forgets_it_nor_what_is_in_flight() {
+    fn pauses_of_harmful_hashes_grow_and_survive_a_flood() {
         let seen = SeenSet::new(10 * SHARDS);
         let start = Instant::now();
         let after = |minutes: u64| start + Duration::from_secs(60 * minutes + 1);
         let harm = || seen.settle(hash(1_000_000), Some(Seen::Harmful));
-        let announced = |at| seen.insert_announced(&Arrival { at, ..arrival(1_000_000) });
+        let announced =
+            |received_at| seen.insert_announced(&Arrival { received_at, ..arrival(1_000_000) });
         harm();
-        for (rests, over) in [(0, 1), (1, 2), (3, 4)] {
-            assert_eq!(announced(after(rests)), None);
+        for (minutes_within, minutes_after) in [(0, 1), (1, 2), (3, 4)] {
+            assert_eq!(announced(after(minutes_within)), None);
             assert_eq!(
-                announced(after(over)),
+                announced(after(minutes_after)),
                 Some(Entered { is_suspect: true, is_undone: false }),
-                "{over}"
+                "{minutes_after}"
             );
             harm();
         }
@@ -488,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn an_audit_sees_only_what_was_delivered_before_it_began() {
+    fn an_audit_sees_only_hashes_that_were_delivered_before_it_began() {
         let seen = SeenSet::new(1024);
         seen.settle(hash(1), Some(Seen::Delivered));
         let epoch = seen.begin_epoch();

@@ -1,4 +1,5 @@
-//! The limits on fetches in flight and on the bytes of their responses.
+//! The limits on fetches in flight and on the bytes of their responses: decides which fetch gets
+//! the next slot.
 
 use std::{
     sync::{
@@ -19,60 +20,66 @@ use crate::{
     sync::lock,
 };
 
-/// A node gets one more deferrable request at a time for each of these that its answers take at least: 500
-/// requests a second, however far away it is.
+/// A source may have one more deferrable fetch in flight for each time that its node's responses
+/// take at least this long. So deferrable work reaches 500 requests a second, however far away the
+/// node is.
 const DEFERRABLE_PACE: Duration = Duration::from_millis(2);
 
-/// Answers over which the shortest time is taken.
+/// The number of responses over which the shortest response time is taken.
 const DEFERRABLE_WINDOW: u32 = 32;
 
-/// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
+/// The number of bytes for one permit of the byte budget. A budget of 4 GiB then fits a semaphore.
 const UNIT_BYTES: usize = 256;
 
-/// The first guess at the size of a response: the JSON of a token transfer is about 500 bytes.
-const FIRST_GUESS_BYTES: usize = 1024;
+/// The initial estimate of the size of a response: the JSON of a token transfer has about 500
+/// bytes.
+const INITIAL_ESTIMATE_BYTES: usize = 1024;
 
-/// Bounds the fetches between the request and the end of the delivery to the sink.
+/// Bounds the fetches between their request and the end of their delivery to the sink.
 pub(crate) struct Slots {
-    slots: usize,
-    all: Arc<Semaphore>,
-    /// For what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one source.
-    of_source: Box<[Arc<Semaphore>]>,
-    /// The most that deferrable work of all sources may hold.
+    slot_count: usize,
+    slots: Arc<Semaphore>,
+    /// For each source, its share of the slots for live announcements, see
+    /// [`FetcherConfig::fetch_slots`]. Empty with one source.
+    source_shares: Box<[Arc<Semaphore>]>,
+    /// The slots that deferrable work of all sources may hold.
     deferrable: Arc<Semaphore>,
     max_deferrable: usize,
-    /// How many of these each source may hold now.
-    deferrable_of_source: Box<[Arc<DeferrableShare>]>,
+    /// For each source, its current share of the deferrable slots.
+    deferrable_shares: Box<[Arc<DeferrableShare>]>,
+    /// The byte budget, in units of [`UNIT_BYTES`].
     bytes: Arc<Semaphore>,
     budget_units: usize,
+    /// The running mean of the sizes of responses. Relaxed: it is an estimate.
     mean_bytes: AtomicUsize,
-    /// Of live fetches, from their wait for a slot on.
+    /// Counts live fetches, from the beginning of their wait for a slot.
     load: Option<QueueLoad>,
-    gauge: Gauge,
-}
-
-/// The slot of one fetch.
-pub(crate) struct Slot {
-    _one: OwnedSemaphorePermit,
-    _of_source: Option<OwnedSemaphorePermit>,
-    work: Work,
-    /// The estimate, or the size of the response once it is known.
-    bytes: OwnedSemaphorePermit,
     /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
     gauge: Gauge,
 }
 
-/// What a fetch counts as for as long as it holds its slot.
-enum Work {
-    Live(Option<QueueLoad>),
-    Deferrable { _one: OwnedSemaphorePermit, of_source: DeferrablePermit },
+/// The slot of one fetch. It is released when this is dropped.
+pub(crate) struct Slot {
+    _slot: OwnedSemaphorePermit,
+    _source_share: Option<OwnedSemaphorePermit>,
+    work: Work,
+    /// The estimated size of the response, or its size once that is known.
+    bytes: OwnedSemaphorePermit,
+    gauge: Gauge,
 }
 
-/// How many deferrable fetches one source may have in flight: few while live fetches need the slots or
-/// the node answers quickly, and more when its answers take long, because then the slots are idle.
+/// The kind of work as which a fetch counts while it waits for its slot and holds it.
+enum Work {
+    Live(Option<QueueLoad>),
+    Deferrable { _slot: OwnedSemaphorePermit, source_permit: DeferrablePermit },
+}
+
+/// The number of deferrable fetches that one source may have in flight: few while live fetches need
+/// the slots or the node responds quickly, and more when its responses take long, because the slots
+/// are idle then.
 struct DeferrableShare {
     permits: Arc<Semaphore>,
-    /// The fewest, with which it begins.
+    /// The lower bound, and the initial number.
     min: usize,
     max: usize,
     pace: Mutex<Pace>,
@@ -80,43 +87,44 @@ struct DeferrableShare {
 
 /// The state of a [`DeferrableShare`].
 struct Pace {
-    /// How many permits there are now.
+    /// The current number of permits.
     limit: usize,
-    /// The shortest time of an answer in this window, and in the one before. The shortest says how far
-    /// away the node is; longer ones may be due to our own requests.
+    /// The shortest response time in this window, and in the one before. It shows how far away the
+    /// node is, while longer times may be caused by the fetcher's own requests.
     shortest: [Duration; 2],
-    /// Answers in this window.
-    answers: u32,
+    /// The number of responses in this window.
+    responses: u32,
 }
 
 /// The right to have one deferrable fetch of a source in flight.
 struct DeferrablePermit {
     share: Arc<DeferrableShare>,
-    /// `None` once the share has become smaller by it.
-    one: Option<OwnedSemaphorePermit>,
+    /// `None` once the share was reduced by this permit.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl DeferrableShare {
     fn new(min: usize, max: usize) -> Self {
         let max = max.max(min);
-        let pace = Pace { limit: min, shortest: [Duration::MAX; 2], answers: 0 };
+        let pace = Pace { limit: min, shortest: [Duration::MAX; 2], responses: 0 };
         Self { permits: Semaphore::new(min).into(), min, max, pace: pace.into() }
     }
 
     async fn acquire(self: &Arc<Self>) -> DeferrablePermit {
-        let one = acquire(&self.permits, 1).await;
-        DeferrablePermit { share: Arc::clone(self), one: Some(one) }
+        let permit = acquire(&self.permits, 1).await;
+        DeferrablePermit { share: Arc::clone(self), permit: Some(permit) }
     }
 }
 
 impl DeferrablePermit {
-    /// Adapts the share to an answer, or to a failure. `is_idle`: live fetches leave most slots free.
-    fn answered(&mut self, elapsed: Option<Duration>, is_idle: bool) {
+    /// Adapts the share to a response, or to a failure (`None`). `is_idle` says that live fetches
+    /// leave most slots free.
+    fn record(&mut self, elapsed: Option<Duration>, is_idle: bool) {
         let DeferrableShare { permits, min, max, pace } = &*self.share;
         let mut pace = lock(pace);
         let target = match elapsed {
             Some(elapsed) if is_idle => {
-                let affordable = pace.answered(elapsed).as_micros() / DEFERRABLE_PACE.as_micros();
+                let affordable = pace.record(elapsed).as_micros() / DEFERRABLE_PACE.as_micros();
                 usize::try_from(affordable).unwrap_or(*max).clamp(*min, *max)
             }
             _ => *min,
@@ -125,22 +133,22 @@ impl DeferrablePermit {
             pace.limit += 1;
             permits.add_permits(1);
         } else if pace.limit > target
-            && let Some(one) = self.one.take()
+            && let Some(permit) = self.permit.take()
         {
             pace.limit -= 1;
-            one.forget();
+            permit.forget();
         }
     }
 }
 
 impl Pace {
-    /// Notes the time of an answer. Returns the shortest of the latest ones.
-    fn answered(&mut self, elapsed: Duration) -> Duration {
-        if self.answers == DEFERRABLE_WINDOW {
-            self.answers = 0;
+    /// Records a response time. Returns the shortest of the latest ones.
+    fn record(&mut self, elapsed: Duration) -> Duration {
+        if self.responses == DEFERRABLE_WINDOW {
+            self.responses = 0;
             self.shortest = [Duration::MAX, self.shortest[0]];
         }
-        self.answers += 1;
+        self.responses += 1;
         self.shortest[0] = self.shortest[0].min(elapsed);
         self.shortest[0].min(self.shortest[1])
     }
@@ -162,102 +170,107 @@ impl Slots {
         let deferrable = settings.deferrable_slots();
         let max_deferrable = settings.max_deferrable_slots();
         let sources = sources.len();
-        let limited = if sources > 1 { sources } else { 0 };
-        let shares =
-            |of_each: usize| (0..limited).map(|_| Semaphore::new(of_each).into()).collect();
-        // (1 - 1 / 2n) / (n - 1) of them.
-        let of_each = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
-        // Without those of deferrable work: else a backfill would raise the load that defers it.
-        let left_to_live = (slots - deferrable).max(1);
-        let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", left_to_live));
+        // With n sources, each has the share (1 - 1 / 2n) / (n - 1): see
+        // `FetcherConfig::fetch_slots`.
+        let share = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
+        // Slots of deferrable work do not count as load: a backfill would raise the load that
+        // defers it.
+        let live_slots = (slots - deferrable).max(1);
+        let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", live_slots));
+        let [min, max] = [deferrable, max_deferrable].map(|all| (all / sources).max(1));
         Ok(Self {
-            slots: *slots,
-            all: Arc::new(Semaphore::new(*slots)),
-            of_source: shares(of_each),
+            slot_count: *slots,
+            slots: Arc::new(Semaphore::new(*slots)),
+            source_shares: shares(sources, share),
             deferrable: Arc::new(Semaphore::new(max_deferrable)),
             max_deferrable,
-            deferrable_of_source: (0..sources)
-                .map(|_| {
-                    let [min, max] = [deferrable, max_deferrable].map(|all| (all / sources).max(1));
-                    DeferrableShare::new(min, max).into()
-                })
+            deferrable_shares: (0..sources)
+                .map(|_| Arc::new(DeferrableShare::new(min, max)))
                 .collect(),
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
-            mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
+            mean_bytes: AtomicUsize::new(INITIAL_ESTIMATE_BYTES),
             load: load.transpose()?,
             gauge,
         })
     }
 
-    /// Waits for a slot for a live announcement of this source, first come, first served. A dropped
-    /// wait loses its place in the queue and nothing else.
+    /// Waits for a slot for a live announcement of this source, first come, first served.
+    ///
+    /// # Cancel safety
+    /// A wait that is dropped loses its place in the queue.
     pub(crate) async fn acquire_live(&self, source: usize) -> Slot {
         let work = self.live_work();
-        let of_source = self.of_source.get(source).map(|share| acquire(share, 1));
-        let of_source = OptionFuture::from(of_source).await;
-        self.acquire(of_source, work).await
+        let source_share = self.source_shares.get(source).map(|share| acquire(share, 1));
+        let source_share = OptionFuture::from(source_share).await;
+        self.acquire(source_share, work).await
     }
 
-    /// The same, if one is free and no fetch waits for it.
+    /// Returns a slot for a live announcement, if one is free and no fetch waits for it.
     pub(crate) fn try_acquire_live(&self, source: usize) -> Option<Slot> {
         let work = self.live_work();
-        let share = self.of_source.get(source);
-        let of_source = share.map(|share| Arc::clone(share).try_acquire_owned());
-        let of_source = of_source.transpose().ok()?;
-        let one = Arc::clone(&self.all).try_acquire_owned().ok()?;
-        let reserved = Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()).ok()?;
-        Some(self.slot(one, of_source, reserved, work))
+        let share = self.source_shares.get(source);
+        let source_share = share.map(|share| Arc::clone(share).try_acquire_owned());
+        let source_share = source_share.transpose().ok()?;
+        let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        let bytes = Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()).ok()?;
+        Some(self.slot(slot, source_share, bytes, work))
     }
 
-    /// How many are held.
+    /// Returns the number of slots in use.
     pub(super) fn in_use(&self) -> usize {
-        self.slots.saturating_sub(self.all.available_permits())
+        self.slot_count.saturating_sub(self.slots.available_permits())
     }
 
+    /// Counts a live fetch as load, until the result is dropped.
     fn live_work(&self) -> Work {
         Work::Live(self.load.clone().inspect(|load| load.added(1)))
     }
 
     /// Waits for one of the slots that deferrable work of this source may hold.
     pub(crate) async fn acquire_deferrable(&self, source: usize) -> Slot {
-        // Its own share first: while it waits for that it holds nothing that another source needs.
-        let of_source = self.deferrable_of_source[source].acquire().await;
-        let one = acquire(&self.deferrable, 1).await;
-        self.acquire(None, Work::Deferrable { _one: one, of_source }).await
+        // The source's own share comes first: while the fetch waits for it, it holds nothing that
+        // another source needs.
+        let source_permit = self.deferrable_shares[source].acquire().await;
+        let slot = acquire(&self.deferrable, 1).await;
+        self.acquire(None, Work::Deferrable { _slot: slot, source_permit }).await
     }
 
-    /// Notes how long the answer to a deferrable request took, `None` for a failure; of a live one nothing.
-    pub(crate) fn answered(&self, slot: &mut Slot, elapsed: Option<Duration>) {
-        if let Work::Deferrable { of_source, .. } = &mut slot.work {
+    /// Records the response time of a deferrable request, `None` for a failure. For a live request
+    /// it does nothing.
+    pub(crate) fn record_response(&self, slot: &mut Slot, elapsed: Option<Duration>) {
+        if let Work::Deferrable { source_permit, .. } = &mut slot.work {
             let deferrable = self.max_deferrable - self.deferrable.available_permits();
             let live = self.in_use().saturating_sub(deferrable);
-            of_source.answered(elapsed, live * 4 <= self.slots);
+            source_permit.record(elapsed, live * 4 <= self.slot_count);
         }
     }
 
-    async fn acquire(&self, of_source: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
-        let one = acquire(&self.all, 1).await;
-        // The slot before the bytes, so that two waiters cannot each hold what the other needs.
-        let reserved = acquire(&self.bytes, self.mean_units()).await;
-        self.slot(one, of_source, reserved, work)
+    async fn acquire(&self, source_share: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
+        let slot = acquire(&self.slots, 1).await;
+        // The slot comes before the bytes, so that two waiters cannot each hold what the other
+        // needs.
+        let bytes = acquire(&self.bytes, self.mean_units()).await;
+        self.slot(slot, source_share, bytes, work)
     }
 
     fn slot(
         &self,
-        one: OwnedSemaphorePermit,
-        of_source: Option<OwnedSemaphorePermit>,
+        slot: OwnedSemaphorePermit,
+        source_share: Option<OwnedSemaphorePermit>,
         bytes: OwnedSemaphorePermit,
         work: Work,
     ) -> Slot {
         self.gauge.increment((bytes.num_permits() * UNIT_BYTES) as f64);
         let gauge = self.gauge.clone();
-        Slot { _one: one, _of_source: of_source, work, bytes, gauge }
+        Slot { _slot: slot, _source_share: source_share, work, bytes, gauge }
     }
 
-    /// Corrects reservation and estimate by the size of the response, as far as the budget allows.
+    /// Adjusts the reserved bytes and the estimate to the size of a response, as far as the budget
+    /// permits.
     pub(crate) fn set_response_bytes(&self, slot: &mut Slot, response_bytes: usize) {
-        // A running mean over about 16 responses. It is an estimate, so a lost update does no harm.
+        // A running mean over about 16 responses. An update that is lost to another one does no
+        // harm.
         let mean = self.mean_bytes.load(Relaxed);
         self.mean_bytes.store((mean * 15 + response_bytes.max(UNIT_BYTES)) / 16, Relaxed);
         let units = self.units(response_bytes) as usize;
@@ -271,12 +284,13 @@ impl Slots {
         }
     }
 
+    /// Returns the estimated size of a response, in permits of the byte budget.
     fn mean_units(&self) -> u32 {
         self.units(self.mean_bytes.load(Relaxed))
     }
 
     fn units(&self, bytes: usize) -> u32 {
-        // At most the whole budget: a larger amount could never be acquired.
+        // A larger amount than the whole budget could never be acquired.
         bytes.div_ceil(UNIT_BYTES).clamp(1, self.budget_units) as u32
     }
 }
@@ -288,7 +302,13 @@ impl Drop for Slot {
 }
 
 async fn acquire(semaphore: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {
-    Arc::clone(semaphore).acquire_many_owned(count).await.expect("our semaphores are never closed")
+    Arc::clone(semaphore).acquire_many_owned(count).await.expect("the semaphore is never closed")
+}
+
+/// Makes a semaphore with `share` permits for each source; none for a single source.
+fn shares(sources: usize, share: usize) -> Box<[Arc<Semaphore>]> {
+    let count = if sources > 1 { sources } else { 0 };
+    (0..count).map(|_| Arc::new(Semaphore::new(share))).collect()
 }
 
 #[cfg(test)]
@@ -297,7 +317,7 @@ mod tests {
     use crate::limits::Limits;
     use futures::FutureExt;
 
-    /// Four, of which deferrable work may hold one.
+    /// Four slots, of which deferrable work may hold one.
     fn slots() -> Slots {
         let config = FetcherConfig {
             fetch_slots: 4,
@@ -313,7 +333,7 @@ mod tests {
         let mut big = slots.acquire_live(0).await;
         slots.set_response_bytes(&mut big, 1 << 20);
         // The byte budget is used up, though slots are free.
-        assert!(slots.all.available_permits() > 0);
+        assert!(slots.slots.available_permits() > 0);
         assert!(slots.acquire_live(0).now_or_never().is_none());
         drop(big);
         assert!(slots.acquire_live(0).now_or_never().is_some());
@@ -323,29 +343,29 @@ mod tests {
     async fn a_response_larger_than_the_budget_does_not_block_for_ever() {
         let slots = slots();
         for _ in 0..100 {
-            // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
+            // Unconstrained, because 100 acquisitions in a row exhaust the scheduler's budget.
             let mut slot = tokio::task::unconstrained(slots.acquire_live(0))
                 .now_or_never()
-                .expect("free again each time");
+                .expect("the budget is free again");
             slots.set_response_bytes(&mut slot, 64 << 20);
         }
         assert_eq!(slots.bytes.available_permits(), slots.budget_units);
     }
 
     #[tokio::test]
-    async fn deferrable_work_takes_idle_slots_from_a_slow_node_and_gives_them_back() {
+    async fn deferrable_work_uses_idle_slots_and_returns_them() {
         const MS: Duration = Duration::from_millis(1);
         let settings =
             Settings { config: FetcherConfig::ipc("/node.ipc"), limits: Limits::default() };
         let slots = Slots::new(&settings, Gauge::noop()).unwrap();
         let take = || tokio::task::unconstrained(slots.acquire_deferrable(0)).now_or_never();
         let take_all = || Vec::from_iter(std::iter::from_fn(take));
-        // Takes all that there are after so many answers, each to the oldest request.
+        // Acquires all available slots after `answers` responses, each to the oldest request.
         let in_flight_after = |answers, elapsed| {
             let mut held = std::collections::VecDeque::from(take_all());
             for _ in 0..answers {
                 let mut slot = held.pop_front().expect("there is always one");
-                slots.answered(&mut slot, elapsed);
+                slots.record_response(&mut slot, elapsed);
                 drop(slot);
                 held.extend(take_all());
             }

@@ -1,4 +1,22 @@
-//! The way of one hash, from its slot to its outcome. Entry: [`Fetch::transaction`].
+//! One hash, from its fetch slot to its outcome. Entry: [`Fetch::transaction`], which is the whole
+//! way in one function.
+//!
+//! # Which source is asked
+//! First the source that announced or listed the hash, then the others that have announced it. A
+//! task keeps three sets of sources for that:
+//!
+//! | set | sources in it | when they are asked |
+//! |---|---|---|
+//! | `untried` | not asked yet | next |
+//! | `asked_early` | did not have the transaction, and had not announced it either | again, once they announce it |
+//! | `unanswered` | returned a temporary error, or nothing in time | again, after a pause, when nobody is untried |
+//!
+//! A hash is [`Outcome::Gone`] only when every source that announced it has answered that it does
+//! not have it. It is [`Outcome::Failed`] when one of them may still have it.
+//!
+//! # Late responses
+//! A request that timed out stays open: its response still settles the hash. After two such
+//! requests the task sends no more, releases its slot, and only waits for their responses.
 
 use std::{
     future::poll_fn,
@@ -25,74 +43,81 @@ use crate::{
     outcome::Outcome,
 };
 
-/// A hash that was requested when the node ended the connection so many times is not requested again for
-/// a while. The first time, up to 64 others are in flight too, and the node may only have been restarted;
-/// then it is requested while no other suspect is, and twice is no chance any more.
+/// The number of times that a node may end the connection while a hash is requested over it. Then
+/// the hash is not requested for a while, because its response may be the cause.
+///
+/// The first time proves nothing: up to 64 other hashes are in flight too, and the node may only
+/// have been restarted. From then on the hash is a suspect, which is requested while no other
+/// suspect is, so two more times are not a coincidence.
 const HARMFUL_LOSSES: u32 = 3;
 
-/// How soon a fetch that waits for a node looks whether another one has announced its transaction
-/// since: about as long as one takes from one node of a place to another.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How often a fetch that waits for a permit looks whether another source has announced its
+/// transaction since: about the time that a transaction takes from one node to another in the same
+/// data centre.
+const ANNOUNCER_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Steps of the delay that are skipped when the node is overloaded: with the default delays, three
-/// retries within 140 ms would only add to its load before the fetch fails.
+/// The number of steps of the backoff that are skipped when the node is overloaded. With the
+/// default delays, three retries within 140 ms would only add to its load before the fetch fails.
 const OVERLOAD_STEPS: u32 = 3;
 
-/// Pauses before a live hash without a transaction is requested again. A proxy or a load balancer may
-/// announce what the node behind it does not have yet, and some clients announce before they serve.
-const ANNOUNCED_TOO_EARLY: [Duration; 2] = [Duration::from_millis(25), Duration::from_millis(100)];
+/// Pauses before an announced hash is requested again that no source has. A proxy or a load
+/// balancer may announce what the node behind it does not have yet, and some clients announce
+/// transactions before they serve them.
+const ABSENT_PAUSES: [Duration; 2] = [Duration::from_millis(25), Duration::from_millis(100)];
 
-/// Pauses before a pending blob transaction is requested again of which the node has no sidecar yet, or
-/// not all blobs: nodes of sparse pools fetch them from their peers.
-const WITHOUT_SIDECAR: [Duration; 3] =
+/// Pauses before a pending blob transaction is requested again that came without its sidecar, or
+/// without all blobs: nodes of sparse pools fetch the blobs from their peers.
+const SIDECAR_PAUSES: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(8)];
 
-/// Requests of a hash that may time out before it only waits for their answers.
-const LATE_REQUESTS: usize = 2;
+/// The number of requests of one hash that may time out before the task only waits for their
+/// responses.
+const MAX_LATE_REQUESTS: usize = 2;
 
-/// Fetches that may wait for late answers alone, without a slot. Each holds about 2 KB.
-pub(super) const LATE_WAITING: usize = 4_096;
+/// The number of fetches that may wait for late responses without a slot. Each holds about 2 KB.
+pub(super) const MAX_WAITING_FOR_LATE: usize = 4_096;
 
 /// A hash on its way to its outcome.
 pub(crate) struct FetchTask {
     pub(super) ticket: Ticket,
-    /// `None` while it waits for something other than its node.
+    /// `None` while the task waits for something other than its node.
     pub(super) slot: Option<Slot>,
     /// The source that is asked, or was asked last.
     source: usize,
+    /// Retries after errors and time-outs, at most [`FETCH_RETRIES`].
     retries: u32,
-    /// How often a connection was ended while the hash was requested over it.
+    /// How many times a node ended the connection while the hash was requested over it.
     losses: u32,
-    /// How often all sources answered that they do not have it.
+    /// How many times all sources answered that they do not have the transaction.
     absences: usize,
-    /// How often it came without its sidecar.
-    bare_blobs: usize,
+    /// How many times the transaction came without its sidecar from all sources.
+    missing_sidecars: usize,
     /// Sources that have not been asked yet.
     untried: SourceSet,
-    /// Those that did not have it when they were asked, and had not announced it.
-    early: SourceSet,
-    /// Those whose latest response was an error that may pass, or none.
+    /// Sources that answered that they do not have the transaction before they announced it.
+    asked_early: SourceSet,
+    /// Sources whose latest response was a temporary error, or that did not respond in time.
     unanswered: SourceSet,
-    /// Requests that have timed out. An answer to one of them still counts.
-    late: Vec<LateCall>,
+    /// Requests that timed out, whose responses still count.
+    late_requests: Vec<LateRequest>,
 }
 
-/// A request that has timed out.
-struct LateCall {
+/// A request that timed out.
+struct LateRequest {
     call: RawTransactionCall,
-    /// Ready at the end of its connection.
-    ended: BoxFuture<'static, ()>,
+    /// Ready at the end of the request's connection.
+    connection_ended: BoxFuture<'static, ()>,
     source: usize,
-    sent: Instant,
+    sent_at: Instant,
 }
 
 /// A request to a pool in this process.
 pub(crate) struct PoolRequest {
     task: FetchTask,
-    /// Its source had not announced the transaction when it was asked.
+    /// The source had not announced the transaction when it was asked.
     is_early: bool,
     permit: RequestPermit,
-    sent: Instant,
+    sent_at: Instant,
 }
 
 impl PoolRequest {
@@ -101,12 +126,12 @@ impl PoolRequest {
     }
 
     pub(crate) fn hash(&self) -> B256 {
-        self.task.ticket.arrival.hash
+        self.task.hash()
     }
 }
 
 impl FetchTask {
-    pub(super) fn new(ticket: Ticket, slot: Slot, sources: usize) -> Self {
+    pub(super) fn new(ticket: Ticket, slot: Slot, source_count: usize) -> Self {
         Self {
             source: ticket.arrival.source,
             // A suspect gets a single attempt.
@@ -114,11 +139,11 @@ impl FetchTask {
             slot: Some(slot),
             retries: 0,
             absences: 0,
-            bare_blobs: 0,
-            untried: SourceSet::all(sources),
-            early: SourceSet::default(),
+            missing_sidecars: 0,
+            untried: SourceSet::all(source_count),
+            asked_early: SourceSet::default(),
             unanswered: SourceSet::default(),
-            late: Vec::new(),
+            late_requests: Vec::new(),
             ticket,
         }
     }
@@ -131,19 +156,19 @@ impl FetchTask {
         self.ticket.arrival.hash
     }
 
-    /// A block contains it.
-    pub(crate) fn mined(self) {
+    /// Ends the fetch with [`Outcome::Mined`].
+    pub(crate) fn finish_mined(self) {
         self.ticket.finish(Outcome::Mined, Some(Seen::Mined));
     }
 }
 
 /// What follows a response without a transaction.
 enum Next {
-    /// The hash is requested again, from another source or after a pause.
+    /// Request the transaction again.
     Request,
-    /// The answer to an earlier request has come.
+    /// The response to an earlier request has come.
     Deliver(Bytes),
-    /// The fetch is over.
+    /// The fetch ends.
     Finish(Outcome, Option<Seen>),
 }
 
@@ -151,63 +176,62 @@ impl Fetch {
     /// Takes one hash to its outcome.
     ///
     /// # Cancel safety
-    /// Dropped, it counts as failed; after a stop, as unfinished.
+    /// If the future is dropped, the hash counts as failed; after a stop, as unfinished.
     pub(super) async fn transaction(self: Arc<Self>, mut task: FetchTask) {
         loop {
-            // 1. A connected node, and a permit of its own limit; for a suspect, while no other is requested.
-            let suspect = if task.losses > 0 { self.suspects.acquire().await.ok() } else { None };
-            let (requests, permit) = self.acquire_node(&mut task).await;
+            // 1. Wait for a connected source, and for a permit of its own limit. A suspect also
+            //    waits until no other suspect is requested.
+            let suspect_permit =
+                if task.losses > 0 { self.suspects.acquire().await.ok() } else { None };
+            let (requests, permit) = self.acquire_source(&mut task).await;
             let connection = match &*requests {
                 Requests::Node(node) => node.least_busy(task.ticket.is_deferrable()),
                 Requests::InProcess(queues) => {
-                    // One of the pool's threads gets and delivers it.
+                    // One of the pool's threads requests and delivers the transaction.
                     let is_deferrable = task.ticket.is_deferrable();
                     match queues.submit(self.pool_request(task, permit), is_deferrable) {
                         Ok(()) => return,
-                        Err(back) => task = back.task,
+                        Err(rejected) => task = rejected.task,
                     }
+                    // The threads have ended, and the source has not noticed yet.
                     self.context.connections.remove(task.source, &requests);
                     tokio::task::yield_now().await;
                     continue;
                 }
             };
-
             if connection.ended.is_set() {
-                // Its source has not noticed yet. Nothing was requested, so nothing was lost.
+                // The source has not noticed yet. No request was sent, so this is not a loss.
                 self.context.connections.remove(task.source, &requests);
                 continue;
             }
 
-            // 2. The request, within its time.
+            // 2. Request the transaction.
             let is_early = self.is_early(&task);
-            let sent = Instant::now();
-            let answer = self.request(&mut task, connection).await;
-            permit.record(answer.as_ref().err(), task.ticket.is_deferrable(), sent.elapsed());
+            let sent_at = Instant::now();
+            let response = self.request(&mut task, connection).await;
+            permit.record(response.as_ref().err(), task.ticket.is_deferrable(), sent_at.elapsed());
             if let Some(slot) = &mut task.slot {
-                self.slots.answered(slot, answer.is_ok().then(|| sent.elapsed()));
+                self.slots.record_response(slot, response.is_ok().then(|| sent_at.elapsed()));
             }
-            drop(suspect);
+            drop(suspect_permit);
 
-            // 3. No transaction: another source, another time, or the end.
-            let next = match answer {
-                Ok(Some(raw)) if !raw.is_empty() => {
+            // 3. Deliver the transaction; without one, decide what follows.
+            let next = match response {
+                Ok(transaction) => {
                     task.unanswered.remove(task.source);
-                    self.context.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
-                    // 4. Decoded, compared with the hash, and delivered.
-                    return self.read_and_deliver(task, raw).await;
-                }
-                // geth answers an unknown hash with "0x", the others with null.
-                Ok(_) => {
-                    task.unanswered.remove(task.source);
-                    self.context.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
-                    self.absent(&mut task, is_early).await
+                    self.context.metrics.fetch_seconds.record(sent_at.elapsed().as_secs_f64());
+                    // geth answers an unknown hash with "0x", the other clients with null.
+                    match transaction.filter(|raw| !raw.is_empty()) {
+                        Some(raw) => return self.read_and_deliver(task, raw).await,
+                        None => self.on_absent(&mut task, is_early).await,
+                    }
                 }
                 Err(CallError::ConnectionLost) => {
-                    // The source has to see it too.
+                    // Let the source notice the loss before the next attempt.
                     tokio::task::yield_now().await;
-                    self.connection_lost(&mut task, connection.ended.is_by_peer())
+                    self.on_connection_lost(&mut task, connection.ended.is_by_peer())
                 }
-                Err(error) => self.failed(&mut task, error).await,
+                Err(error) => self.on_error(&mut task, error).await,
             };
             match next {
                 Next::Request => self.acquire_slot(&mut task).await,
@@ -217,150 +241,156 @@ impl Fetch {
         }
     }
 
-    /// Sends the request, and waits for its answer or for one to an earlier request that was late.
+    /// Sends the request. Waits for its response, or for a transaction that answers an earlier
+    /// request of the task.
     async fn request(
         &self,
         task: &mut FetchTask,
         connection: &Arc<Connection>,
     ) -> Result<Option<Bytes>, CallError> {
-        let (source, sent) = (task.source, Instant::now());
+        let (source, sent_at) = (task.source, Instant::now());
         let limit = self.limits[source].time_limit(&self.context.settings.limits);
         let mut call = connection.raw_transaction(task.hash());
+        let late_requests = &mut task.late_requests;
         tokio::select! {
-            // What has come counts, however late.
+            // A response that has come counts, however late it is and whatever has happened since.
             biased;
-            answer = &mut call => answer,
-            Some(raw) = self.late_answer(&mut task.late), if !task.late.is_empty() => Ok(Some(raw)),
-            // By us, because the node is silent.
+            response = &mut call => response,
+            Some(raw) = self.late_response(late_requests), if !late_requests.is_empty() => {
+                Ok(Some(raw))
+            }
+            // The fetcher ends a connection whose node is silent; then the call never returns.
             _ = connection.ended.wait() => Err(CallError::ConnectionLost),
             () = sleep(limit) => {
                 let ended = Arc::clone(&connection.ended);
-                let ended = async move { _ = ended.wait().await }.boxed();
-                task.late.push(LateCall { call, ended, source, sent });
+                let connection_ended = async move { _ = ended.wait().await }.boxed();
+                task.late_requests.push(LateRequest { call, connection_ended, source, sent_at });
                 Err(CallError::Timeout(limit))
             }
         }
     }
 
-    /// Waits for a transaction that answers a request that had timed out. `None` once none can come any
-    /// more: all answers were of no use, or their connections are lost.
-    async fn late_answer(&self, late: &mut Vec<LateCall>) -> Option<Bytes> {
+    /// Waits for a transaction that answers one of the late requests, and removes those that are
+    /// answered or whose connection has ended. Returns `None` when no late request is left.
+    async fn late_response(&self, late_requests: &mut Vec<LateRequest>) -> Option<Bytes> {
         poll_fn(|context| {
             let mut found = None;
-            late.retain_mut(|request| match Pin::new(&mut request.call).poll(context) {
-                Poll::Pending => request.ended.poll_unpin(context).is_pending(),
+            late_requests.retain_mut(|request| match Pin::new(&mut request.call).poll(context) {
+                Poll::Pending => request.connection_ended.poll_unpin(context).is_pending(),
                 Poll::Ready(Err(CallError::ConnectionLost)) => false,
-                Poll::Ready(answer) => {
+                Poll::Ready(response) => {
                     self.context.metrics.late_answers.increment(1);
-                    self.limits[request.source].answered_after(request.sent.elapsed());
-                    found = found.take().or(answer.ok().flatten().filter(|raw| !raw.is_empty()));
+                    self.limits[request.source].record_response_time(request.sent_at.elapsed());
+                    let raw = response.ok().flatten().filter(|raw| !raw.is_empty());
+                    found = found.take().or(raw);
                     false
                 }
             });
             match found {
-                None if !late.is_empty() => Poll::Pending,
+                None if !late_requests.is_empty() => Poll::Pending,
                 found => Poll::Ready(found),
             }
         })
         .await
     }
 
-    /// A source without the transaction was asked. Others that announced it are asked; if there is none,
-    /// it may have been announced too early.
-    async fn absent(self: &Arc<Self>, task: &mut FetchTask, is_early: bool) -> Next {
+    /// The source answered that it does not have the transaction. If no other source may have it,
+    /// the hash may have been announced too early, and is requested again after a pause.
+    async fn on_absent(self: &Arc<Self>, task: &mut FetchTask, is_early: bool) -> Next {
         if is_early {
-            task.early = task.early.or(SourceSet::single(task.source));
+            task.asked_early = task.asked_early.or(SourceSet::single(task.source));
         }
-        match self.ask_other(task).await {
-            Next::Finish(Outcome::Gone, seen)
-                if !task.ticket.is_deferrable() && !task.ticket.entered.is_undone =>
-            {
-                let Some(pause) = ANNOUNCED_TOO_EARLY.get(task.absences) else {
-                    return Next::Finish(Outcome::Gone, seen);
-                };
-                task.absences += 1;
-                self.context.metrics.retries[Retry::Absent as usize].increment(1);
-                self.request_after(task, *pause).await
-            }
-            next => next,
+        let next = self.try_other_sources(task).await;
+        let is_announced = !task.ticket.is_deferrable() && !task.ticket.entered.is_undone;
+        if matches!(next, Next::Finish(Outcome::Gone, _))
+            && is_announced
+            && let Some(pause) = ABSENT_PAUSES.get(task.absences)
+        {
+            task.absences += 1;
+            self.context.metrics.retries[Retry::Absent as usize].increment(1);
+            return self.request_after(task, *pause).await;
         }
+        next
     }
 
-    /// Releases the slot for a pause, after which those are asked who announced the hash.
+    /// Waits without a slot. Then every source that has announced the hash may be asked again.
     async fn request_after(&self, task: &mut FetchTask, pause: Duration) -> Next {
         task.slot = None;
         sleep(pause).await;
-        task.untried = self.context.hashes.seen.sources(&task.hash());
+        task.untried = self.announcers(task);
         if task.untried.is_empty() {
             task.untried = SourceSet::single(task.ticket.arrival.source);
         }
         Next::Request
     }
 
-    /// Continues a fetch whose answer was of no use: from another source that announced it, or the
-    /// fetch is over. It has failed if a source that is not connected may have it: it comes again with
-    /// its announcement or a comparison.
-    async fn ask_other(self: &Arc<Self>, task: &mut FetchTask) -> Next {
+    /// The response of the source was of no use. Tries the other sources that announced the hash;
+    /// if there are none, the fetch ends: as failed, if a source that may have the transaction did
+    /// not answer or is not connected, so that an announcement or a comparison fetches it again.
+    async fn try_other_sources(self: &Arc<Self>, task: &mut FetchTask) -> Next {
         task.untried.remove(task.source);
-        self.ask_again(task);
+        self.readmit_announcers(task);
         if !task.ticket.entered.is_undone {
-            // Nothing waits for one that would have to have what it has not announced.
-            let sources = self.context.hashes.seen.sources(&task.hash());
-            task.untried = task.untried.and(sources);
-            task.unanswered = task.unanswered.and(sources);
+            // A source that has not announced the transaction probably does not have it, so the
+            // task does not wait for one.
+            let announcers = self.announcers(task);
+            task.untried = task.untried.and(announcers);
+            task.unanswered = task.unanswered.and(announcers);
         }
         let left = task.untried.or(task.unanswered);
-        let is_any_up = self.is_any_up(left);
-        if is_any_up {
+        let is_any_connected = self.is_any_connected(left);
+        if is_any_connected {
             self.context.metrics.retries[Retry::OtherSource as usize].increment(1);
         }
-        if self.is_any_up(task.untried) {
+        if self.is_any_connected(task.untried) {
             return Next::Request;
         }
-        if is_any_up && task.retries < FETCH_RETRIES {
+        if is_any_connected && task.retries < FETCH_RETRIES {
             self.pause_before_retry(task, None).await;
             task.untried = left;
             return Next::Request;
         }
-        if is_any_up || !left.is_empty() && !task.ticket.entered.is_undone {
+        if is_any_connected || !left.is_empty() && !task.ticket.entered.is_undone {
             return Next::Finish(Outcome::Failed, Some(Seen::Failed));
         }
         Next::Finish(Outcome::Gone, None)
     }
 
-    /// The answer cannot be used: another source that announced the hash is asked, in a task of its own.
+    /// The response cannot be read. Tries the other sources in a separate task; if none has the
+    /// transaction, the hash is malformed.
     pub(super) fn request_elsewhere(self: Arc<Self>, mut task: FetchTask, reason: Malformed) {
         let fetch = Arc::clone(&self);
         self.context.tasks.spawn(async move {
-            match fetch.ask_other(&mut task).await {
-                Next::Finish(Outcome::Gone, _) => task.ticket.malformed(&reason),
-                next => fetch.go_on(task, next).await,
+            match fetch.try_other_sources(&mut task).await {
+                Next::Finish(Outcome::Gone, _) => task.ticket.finish_malformed(&reason),
+                next => fetch.resume(task, next).await,
             }
         });
     }
 
-    /// A blob transaction came without its sidecar, and no known block has it: another source that
-    /// announced it is asked, or the same ones after a pause, in a task of its own.
+    /// A blob transaction came without its sidecar, and no known block contains it. Tries the other
+    /// sources in a separate task, and then all of them again after a pause.
     pub(super) fn request_sidecar(self: Arc<Self>, mut task: FetchTask) {
         let fetch = Arc::clone(&self);
         self.context.tasks.spawn(async move {
-            let next = match fetch.ask_other(&mut task).await {
-                Next::Finish(Outcome::Gone, _) => match WITHOUT_SIDECAR.get(task.bare_blobs) {
+            let mut next = fetch.try_other_sources(&mut task).await;
+            if matches!(next, Next::Finish(Outcome::Gone, _)) {
+                next = match SIDECAR_PAUSES.get(task.missing_sidecars) {
                     Some(pause) => {
-                        task.bare_blobs += 1;
+                        task.missing_sidecars += 1;
                         fetch.context.metrics.retries[Retry::Sidecar as usize].increment(1);
                         fetch.request_after(&mut task, *pause).await
                     }
-                    // An announcement or a comparison brings it again.
+                    // Its next announcement or a comparison fetches it again.
                     None => Next::Finish(Outcome::NoSidecar, Some(Seen::Failed)),
-                },
-                next => next,
-            };
-            fetch.go_on(task, next).await;
+                };
+            }
+            fetch.resume(task, next).await;
         });
     }
 
-    async fn go_on(self: Arc<Self>, mut task: FetchTask, next: Next) {
+    /// Continues a fetch outside of [`Self::transaction`].
+    async fn resume(self: Arc<Self>, mut task: FetchTask, next: Next) {
         match next {
             Next::Request => {
                 self.acquire_slot(&mut task).await;
@@ -371,11 +401,11 @@ impl Fetch {
         }
     }
 
-    /// The connection was lost while the hash was requested. If the node ended it, the response to this
-    /// request may be why: then the hash is requested while no other suspect is, and in the end not at
-    /// all for a while. Otherwise it is requested again, as often as connections are lost: that is
-    /// bounded by the pauses before they are opened again.
-    fn connection_lost(&self, task: &mut FetchTask, is_by_peer: bool) -> Next {
+    /// The connection was lost while the hash was requested. If the node ended it, the response to
+    /// this request may be the cause: the hash becomes a suspect, and in the end is not requested
+    /// for a while. Otherwise it is requested again, without a limit of its own: the pauses before
+    /// connections are opened again bound the attempts.
+    fn on_connection_lost(&self, task: &mut FetchTask, is_by_peer: bool) -> Next {
         self.context.metrics.retries[Retry::ConnectionLost as usize].increment(1);
         task.losses += u32::from(is_by_peer);
         if task.losses < HARMFUL_LOSSES {
@@ -383,67 +413,70 @@ impl Fetch {
         }
         tracing::warn!(
             hash = %task.hash(),
-            "connections end while this transaction is requested: it is not requested for a while"
+            losses = task.losses,
+            "the node ends connections while this transaction is requested: it is not requested \
+             for a while"
         );
         self.context.metrics.harmful.increment(1);
         Next::Finish(Outcome::Failed, Some(Seen::Harmful))
     }
 
     /// The request had an error response, or no response in time.
-    async fn failed(self: &Arc<Self>, task: &mut FetchTask, error: CallError) -> Next {
+    async fn on_error(self: &Arc<Self>, task: &mut FetchTask, error: CallError) -> Next {
         let is_timeout = matches!(error, CallError::Timeout(_));
         let retry = if is_timeout { Retry::Timeout } else { Retry::RpcError };
         task.untried.remove(task.source);
         if error.is_retryable() {
             task.unanswered = task.unanswered.or(SourceSet::single(task.source));
         }
-        self.ask_again(task);
+        self.readmit_announcers(task);
         let left = task.untried.or(task.unanswered);
-        if !self.is_any_up(task.untried) {
-            if let CallError::Unreadable { said } = &error {
-                tracing::debug!(hash = %task.hash(), said, "malformed transaction");
+        if !self.is_any_connected(task.untried) {
+            if let CallError::Unreadable { response } = &error {
+                tracing::debug!(hash = %task.hash(), response, "malformed transaction");
                 return Next::Finish(Outcome::Malformed, None);
             }
-            if task.late.len() >= LATE_REQUESTS {
-                return self.wait_for_late(task).await;
+            if task.late_requests.len() >= MAX_LATE_REQUESTS {
+                return self.wait_for_late_responses(task).await;
             }
             if !error.is_retryable() || task.retries >= FETCH_RETRIES {
-                tracing::debug!(hash = %task.hash(), %error, "fetch failed");
+                let (hash, retries) = (task.hash(), task.retries);
+                tracing::debug!(%hash, %error, retries, "fetch failed");
                 return Next::Finish(Outcome::Failed, Some(Seen::Failed));
             }
             if !is_timeout {
                 self.pause_before_retry(task, Some(&error)).await;
             }
-            // The others have answered that they do not have it, or are away.
+            // The other sources have answered that they do not have it, or are not connected.
             task.untried = left;
         }
         self.context.metrics.retries[retry as usize].increment(1);
         Next::Request
     }
 
-    /// A node that answers late is not asked a third time. Waits for the answers without a slot.
-    async fn wait_for_late(self: &Arc<Self>, task: &mut FetchTask) -> Next {
+    /// A node that answers late is not asked a third time. Waits for its responses without a slot.
+    async fn wait_for_late_responses(self: &Arc<Self>, task: &mut FetchTask) -> Next {
         let limit = self.context.settings.limits.late_answer_timeout();
         task.slot = None;
-        if let Ok(_room) = self.late.try_acquire()
-            && let Ok(answer) = timeout(limit, self.late_answer(&mut task.late)).await
+        if let Ok(_room) = self.late_room.try_acquire()
+            && let Ok(response) = timeout(limit, self.late_response(&mut task.late_requests)).await
         {
-            if let Some(raw) = answer {
+            if let Some(raw) = response {
                 return Next::Deliver(raw);
             }
-            // The node was not slow, but away.
+            // All late requests are over without a transaction: the node was not slow, but away.
             if task.retries < FETCH_RETRIES {
                 task.retries += 1;
                 task.untried = task.untried.or(task.unanswered);
                 return Next::Request;
             }
         }
-        tracing::debug!(hash = %task.hash(), "no answer, however late");
+        tracing::debug!(hash = %task.hash(), ?limit, "fetch failed: no late response came");
         Next::Finish(Outcome::Failed, Some(Seen::Failed))
     }
 
-    /// Waits before the node is asked again. While the load is high, the retry releases its slot: with
-    /// it, a retry that waits because of the load would count as load itself.
+    /// Waits before a source is asked again. While the load is high, the retry releases its slot:
+    /// with its slot, a retry that waits because of the load would itself count as load.
     async fn pause_before_retry(&self, task: &mut FetchTask, error: Option<&CallError>) {
         let since = Instant::now();
         let is_overload = error.is_some_and(CallError::is_overload);
@@ -457,6 +490,7 @@ impl Fetch {
         }
     }
 
+    /// Waits for a slot, if the task has released its own.
     async fn acquire_slot(&self, task: &mut FetchTask) {
         if task.slot.is_none() {
             let source = task.ticket.arrival.source;
@@ -468,30 +502,36 @@ impl Fetch {
         }
     }
 
-    /// Whether the source of the task has not announced its transaction. It may do so while its response
-    /// is under way.
-    fn is_early(&self, task: &FetchTask) -> bool {
-        let is_own = task.source == task.ticket.arrival.source && !task.ticket.entered.is_undone;
-        !is_own && !self.context.hashes.seen.sources(&task.hash()).contains(task.source)
+    /// The sources that have announced the task's hash until now, or have listed it first.
+    fn announcers(&self, task: &FetchTask) -> SourceSet {
+        self.context.hashes.seen.sources(&task.hash())
     }
 
-    fn is_any_up(&self, sources: SourceSet) -> bool {
+    /// Returns whether the task's source has not announced the transaction yet. It may do so while
+    /// its response is under way, and is then asked again.
+    fn is_early(&self, task: &FetchTask) -> bool {
+        let is_first = task.source == task.ticket.arrival.source && !task.ticket.entered.is_undone;
+        !is_first && !self.announcers(task).contains(task.source)
+    }
+
+    fn is_any_connected(&self, sources: SourceSet) -> bool {
         sources.iter().any(|source| self.context.connections.get(source).is_some())
     }
 
-    /// A source that did not have it when it was asked, and has announced it since, is asked again:
-    /// the one that announced it first may be overloaded or silent.
-    fn ask_again(&self, task: &mut FetchTask) {
-        if !task.early.is_empty() {
-            let again = task.early.and(self.context.hashes.seen.sources(&task.hash()));
-            task.untried = task.untried.or(again);
-            again.iter().for_each(|source| task.early.remove(source));
+    /// Makes those sources untried again that did not have the transaction when they were asked,
+    /// and have announced it since: the source that announced it first may be overloaded or silent.
+    fn readmit_announcers(&self, task: &mut FetchTask) {
+        if !task.asked_early.is_empty() {
+            let readmitted = task.asked_early.and(self.announcers(task));
+            task.untried = task.untried.or(readmitted);
+            readmitted.iter().for_each(|source| task.asked_early.remove(source));
         }
     }
 
-    /// Waits until one of the untried sources, or of all if none is untried, is connected and has a free
-    /// permit, and prefers the first: an overloaded node must not delay what another one could return.
-    async fn acquire_node(
+    /// Waits until one of the untried sources (of all, if none is untried) is connected and has a
+    /// free permit. The source that announced the hash comes first, but an overloaded one must not
+    /// delay what another one could return.
+    async fn acquire_source(
         &self,
         task: &mut FetchTask,
     ) -> (Arc<Requests<PoolRequest>>, RequestPermit) {
@@ -505,16 +545,18 @@ impl Fetch {
             }
         }
         loop {
-            self.ask_again(task);
+            self.readmit_announcers(task);
             let untried: Vec<usize> = task.untried.iter_from(first).collect();
-            let up = self.context.connections.connected(&untried, first).await;
-            let limits = up.iter().map(|source| Arc::clone(&self.limits[*source]));
-            // Polled in this order.
+            let connected = self.context.connections.connected(&untried, first).await;
+            let limits = connected.iter().map(|source| Arc::clone(&self.limits[*source]));
+            // `select_all` polls in this order.
             let acquired = select_all(limits.map(|limit| Box::pin(limit.acquire())));
-            // It keeps its place in the queue, unless there is one to look for again.
-            let patience = if task.early.is_empty() { Duration::MAX } else { LOOK_AGAIN };
-            if let Ok((permit, first_free, _)) = timeout(patience, acquired).await {
-                task.source = up[first_free];
+            // The wait is only interrupted, and loses its places in the queues, if a source may be
+            // readmitted.
+            let patience =
+                if task.asked_early.is_empty() { Duration::MAX } else { ANNOUNCER_CHECK_INTERVAL };
+            if let Ok((permit, index, _)) = timeout(patience, acquired).await {
+                task.source = connected[index];
                 // The connection may have been lost meanwhile.
                 if let Some(requests) = self.context.connections.get(task.source) {
                     return (requests, permit);
@@ -524,27 +566,27 @@ impl Fetch {
     }
 
     pub(super) fn pool_request(&self, task: FetchTask, permit: RequestPermit) -> PoolRequest {
-        PoolRequest { is_early: self.is_early(&task), task, permit, sent: Instant::now() }
+        PoolRequest { is_early: self.is_early(&task), task, permit, sent_at: Instant::now() }
     }
 
-    /// Counts the answer of a pool in this process to its request. Returns the task, unless the
-    /// transaction is absent and another source is asked.
-    pub(crate) fn answered_in_process(
+    /// Records the response of a pool in this process. Returns the task, unless the pool does not
+    /// have the transaction and the fetch continues in a separate task.
+    pub(crate) fn on_pool_response(
         self: &Arc<Self>,
         request: PoolRequest,
         is_absent: bool,
     ) -> Option<FetchTask> {
-        let PoolRequest { mut task, is_early, permit, sent } = request;
-        permit.record(None, task.ticket.is_deferrable(), sent.elapsed());
-        self.context.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
+        let PoolRequest { mut task, is_early, permit, sent_at } = request;
+        permit.record(None, task.ticket.is_deferrable(), sent_at.elapsed());
+        self.context.metrics.fetch_seconds.record(sent_at.elapsed().as_secs_f64());
         task.unanswered.remove(task.source);
         if !is_absent || self.context.hashes.is_mined(&task.hash()) {
             return Some(task);
         }
         let fetch = Arc::clone(self);
         self.context.tasks.spawn(async move {
-            let next = fetch.absent(&mut task, is_early).await;
-            fetch.go_on(task, next).await;
+            let next = fetch.on_absent(&mut task, is_early).await;
+            fetch.resume(task, next).await;
         });
         None
     }

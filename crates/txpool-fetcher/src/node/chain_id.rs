@@ -1,4 +1,4 @@
-//! The chain that every source must be on.
+//! Decides whether a source is on the chain that all sources must be on.
 
 use std::sync::OnceLock;
 
@@ -6,25 +6,31 @@ use tokio::sync::watch;
 
 use crate::{config::Endpoint, error::ConnectError};
 
-/// The chain of the configuration, or that of the first listed source. It never changes.
+/// The chain id of the configuration, or that of the first listed source that can be reached. Once
+/// set, it never changes.
 pub(crate) struct ChainId {
-    pinned: OnceLock<u64>,
-    /// Of each source, whether an attempt to connect has ended.
+    expected: OnceLock<u64>,
+    /// For each source, whether an attempt to connect has ended.
     tried: watch::Sender<Box<[bool]>>,
 }
 
 impl ChainId {
     pub(crate) fn new(configured: Option<u64>, sources: usize) -> Self {
-        let pinned = configured.map_or_else(OnceLock::new, OnceLock::from);
-        Self { pinned, tried: watch::Sender::new(vec![false; sources].into()) }
+        let expected = configured.map_or_else(OnceLock::new, OnceLock::from);
+        Self { expected, tried: watch::Sender::new(vec![false; sources].into()) }
     }
 
+    /// Returns the chain id, once it is known.
     pub(crate) fn get(&self) -> Option<u64> {
-        self.pinned.get().copied()
+        self.expected.get().copied()
     }
 
-    /// Checks the chain of a source. If none was configured, a later source waits until those before it
-    /// were reached, or have failed once: the chain does not depend on which node responds first.
+    /// Checks the chain id of a source. If none is configured, a later source waits until each
+    /// source before it was reached or has failed once, so that the chain does not depend on which
+    /// node responds first.
+    ///
+    /// # Errors
+    /// [`ConnectError::OtherChain`].
     pub(crate) async fn check(
         &self,
         source: usize,
@@ -36,15 +42,16 @@ impl ChainId {
         let _ = tried
             .wait_for(|tried| self.get().is_some() || tried[..source].iter().all(|tried| *tried))
             .await;
-        let expected = *self.pinned.get_or_init(|| found);
-        self.tried(source);
+        let expected = *self.expected.get_or_init(|| found);
+        self.set_tried(source);
         if found == expected {
             return Ok(());
         }
         Err(ConnectError::OtherChain { endpoint: endpoint.to_string(), found, expected })
     }
 
-    pub(crate) fn tried(&self, source: usize) {
+    /// Notes that an attempt to connect to a source has ended.
+    pub(crate) fn set_tried(&self, source: usize) {
         self.tried.send_if_modified(|tried| !std::mem::replace(&mut tried[source], true));
     }
 }

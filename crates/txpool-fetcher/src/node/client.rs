@@ -1,4 +1,4 @@
-//! A connection to a node for the host's own calls, apart from what the fetcher requests.
+//! A connection to a node for the host's own calls, separate from those of the fetcher.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -11,22 +11,23 @@ use crate::{
     limits::Limits,
 };
 
-/// A connection to a node for calls beside those of a [`Fetcher`](crate::Fetcher), on which they have no
-/// effect: it has a socket of its own.
+/// A connection to a node for the host's own calls. It has a separate socket, so the calls do not
+/// affect a [`Fetcher`](crate::Fetcher).
 ///
-/// It never reconnects: once a call has failed with [`CallError::ConnectionLost`], or has timed out, drop
-/// it and connect again. Dropping it closes the socket.
+/// It never reconnects: once a call has failed with [`CallError::ConnectionLost`], or has timed
+/// out, drop it and connect again. Dropping it closes the socket.
 pub struct NodeClient {
     connection: Connection,
 }
 
 impl NodeClient {
-    /// Connects, and waits at most `limit` for it. The connection is read and written by a task of the
-    /// current tokio runtime, which needs its I/O and time drivers.
+    /// Connects, and waits for that for at most `limit`. A task of the current tokio runtime reads
+    /// and writes the connection, so the runtime needs its I/O and time drivers.
     ///
     /// # Errors
-    /// Returns [`ConnectError`] if nothing listens at the endpoint, if it does not accept the connection
-    /// in time, or if this build has no transport for it. A pool in this process has no connections.
+    /// Returns [`ConnectError`] if nothing listens at the endpoint, if it does not accept the
+    /// connection in time, or if this build has no transport for it. A pool in this process has no
+    /// connections.
     ///
     /// # Cancel safety
     /// Cancel safe: the socket is closed.
@@ -36,18 +37,18 @@ impl NodeClient {
         Ok(Self { connection })
     }
 
-    /// Calls a method, and waits at most `limit` for the response. `params` become its parameters: a
-    /// tuple or a slice becomes a list.
+    /// Calls a method, and waits for the response for at most `limit`. `params` are the parameters:
+    /// a tuple or a slice becomes a list.
     ///
     /// Keep fewer than 100 calls in flight on one connection: while the node reads no further
     /// requests, responses are not read either.
     ///
     /// # Errors
-    /// Returns [`CallError`] if there is no response in time, if it is an error, or if its result is not
-    /// a `T`.
+    /// Returns [`CallError`] if there is no response in time, if it is an error, or if its result
+    /// is not a `T`.
     ///
     /// # Cancel safety
-    /// Cancel safe: the node may still answer, and its answer is discarded.
+    /// Cancel safe: the node may still respond, and its response is discarded.
     pub async fn call<T: DeserializeOwned>(
         &self,
         method: &'static str,
@@ -56,7 +57,7 @@ impl NodeClient {
     ) -> Result<T, CallError> {
         let result = self.connection.call(method, params, limit).await?;
         serde_json::from_str(result.get())
-            .map_err(|_| CallError::Unreadable { said: clip(result.get(), 120) })
+            .map_err(|_| CallError::Unreadable { response: clip(result.get(), 120) })
     }
 }
 

@@ -1,4 +1,5 @@
-//! One connection to a node: calls with a time-out, raw transactions, subscriptions.
+//! One connection to a node over alloy: calls with a time-out, requests for raw transactions, and
+//! subscriptions.
 
 use std::{
     pin::Pin,
@@ -28,25 +29,27 @@ use crate::{
     limits::Limits,
 };
 
-/// A connection to a node. It ends when the node closes it, or by [`Self::end`]; dropping it closes it.
+/// A connection to a node. It ends when the node closes it, or by [`Self::end`]. Dropping it closes
+/// it.
 pub(crate) struct Connection {
     client: RpcClient,
     pub(crate) ended: Arc<End>,
-    opened: Instant,
-    /// When the latest message came, in milliseconds since `opened`. Relaxed: a time, and nothing else
-    /// is published with it.
-    heard_ms: AtomicU64,
-    /// Raw transactions that are requested and not answered. Relaxed, as a count of its own.
+    opened_at: Instant,
+    /// When the latest message came, in milliseconds since `opened_at`. Relaxed: no other memory is
+    /// published with it.
+    last_message_ms: AtomicU64,
+    /// The number of requests for raw transactions without a response. Relaxed: a count of its own.
     in_flight: Arc<AtomicUsize>,
 }
 
 impl Connection {
-    /// Opens a connection. The backend task of alloy runs on the current runtime.
+    /// Opens a connection. alloy's task for it runs on the current runtime.
     pub(crate) async fn open(endpoint: &Endpoint, limits: &Limits) -> Result<Self, ConnectError> {
         Self::open_for(endpoint, limits.max_frame_bytes, limits.ping_timeout).await
     }
 
-    /// As [`Self::open`], with other limits: for an answer of which the size is not that of a call.
+    /// Like [`Self::open`], with other limits: for a response that is larger, and takes longer,
+    /// than others.
     pub(crate) async fn open_for(
         endpoint: &Endpoint,
         max_message_bytes: usize,
@@ -62,37 +65,37 @@ impl Connection {
         Ok(Self {
             client,
             ended,
-            opened: Instant::now(),
-            heard_ms: AtomicU64::new(0),
+            opened_at: Instant::now(),
+            last_message_ms: AtomicU64::new(0),
             in_flight: Arc::default(),
         })
     }
 
-    /// Ends the connection for this reason, unless it has ended already. alloy closes the socket when
-    /// the last user of the connection has dropped it.
+    /// Ends the connection, unless it has ended already. alloy closes the socket when the last user
+    /// of the connection has dropped it.
     pub(crate) fn end(&self, reason: LossReason) {
         self.ended.set(reason);
     }
 
-    /// Notes that a message came.
-    pub(crate) fn heard(&self) {
-        self.heard_ms.store(self.opened.elapsed().as_millis() as u64, Relaxed);
+    /// Records that a message came.
+    pub(crate) fn record_message(&self) {
+        self.last_message_ms.store(self.opened_at.elapsed().as_millis() as u64, Relaxed);
     }
 
-    /// When the latest message came.
-    pub(crate) fn heard_at(&self) -> Instant {
-        self.opened + Duration::from_millis(self.heard_ms.load(Relaxed))
+    /// Returns when the latest message came.
+    pub(crate) fn last_message_at(&self) -> Instant {
+        self.opened_at + Duration::from_millis(self.last_message_ms.load(Relaxed))
     }
 
-    /// How many raw transactions are requested and not answered.
+    /// Returns the number of requests for raw transactions without a response.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed)
     }
 
-    /// Calls a method, and waits at most `limit` for the response.
+    /// Calls a method, and waits for the response for at most `limit`.
     ///
     /// # Cancel safety
-    /// Cancel safe; the node still answers, and alloy discards the answer.
+    /// Cancel safe. The node still responds, and alloy discards the response.
     pub(crate) async fn call(
         &self,
         method: &'static str,
@@ -100,11 +103,12 @@ impl Connection {
         limit: Duration,
     ) -> Result<Box<RawValue>, CallError> {
         let call = self.client.request::<_, Box<RawValue>>(method, params);
-        self.within(limit, call).await
+        self.with_limit(limit, call).await
     }
 
-    /// Requests the raw form of a pending transaction (`eth_getRawTransactionByHash`), which is empty on
-    /// geth and absent elsewhere if the node does not have it. Without a time-out.
+    /// Requests the raw form of a pending transaction (`eth_getRawTransactionByHash`), without a
+    /// time-out. If the node does not have the transaction, the result is empty on geth, and absent
+    /// on other clients.
     pub(crate) fn raw_transaction(self: &Arc<Self>, hash: B256) -> RawTransactionCall {
         self.in_flight.fetch_add(1, Relaxed);
         RawTransactionCall {
@@ -113,36 +117,37 @@ impl Connection {
         }
     }
 
-    /// Subscribes with a broadcast buffer of `buffer` notifications.
+    /// Subscribes, with a broadcast buffer of `buffer` notifications.
     pub(crate) async fn subscribe(
         &self,
         params: impl RpcSend,
         buffer: usize,
         limit: Duration,
     ) -> Result<Notifications, CallError> {
-        // The default is 16. alloy reads it when the request is sent, and keeps it for later ones.
+        // alloy's default is 16. The value applies to all later subscriptions of the client.
         self.client.set_channel_size(buffer);
-        assert_eq!(self.client.channel_size(), buffer, "alloy takes the size of the buffer");
+        assert_eq!(self.client.channel_size(), buffer, "alloy accepts the size of the buffer");
         let mut call = self.client.request::<_, B256>("eth_subscribe", params);
         call.set_is_subscription();
-        let local_id = self.within(limit, call).await?;
+        let local_id = self.with_limit(limit, call).await?;
         let frontend = self.client.pubsub_frontend().ok_or(CallError::ConnectionLost)?;
         let subscription = frontend.get_subscription(local_id).await.map_err(call_error)?;
         Ok(Notifications::new(subscription, buffer))
     }
 
-    async fn within<T>(
+    /// Waits for a response until the limit, or until the connection ends.
+    async fn with_limit<T>(
         &self,
         limit: Duration,
         call: impl Future<Output = Result<T, TransportError>>,
     ) -> Result<T, CallError> {
         tokio::select! {
-            // A response that has come counts, whatever has happened since.
+            // A response that has come counts, whatever has happened since then.
             biased;
             response = call => {
                 let response = response.map_err(call_error);
                 if !matches!(response, Err(CallError::ConnectionLost)) {
-                    self.heard();
+                    self.record_message();
                 }
                 response
             }
@@ -155,7 +160,7 @@ impl Connection {
 /// The method with which a transaction is requested.
 pub(super) const RAW_TRANSACTION: &str = "eth_getRawTransactionByHash";
 
-/// A request for a raw transaction. Moving it does not disturb it, so it can be kept after a time-out.
+/// A request for a raw transaction. It can be moved, and so kept after a time-out.
 pub(crate) struct RawTransactionCall {
     call: RpcCall<(B256,), Option<Bytes>>,
     connection: Arc<Connection>,
@@ -167,7 +172,7 @@ impl Future for RawTransactionCall {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let response = ready!(Pin::new(&mut self.call).poll(context)).map_err(call_error);
         if !matches!(response, Err(CallError::ConnectionLost)) {
-            self.connection.heard();
+            self.connection.record_message();
         }
         Poll::Ready(response)
     }
@@ -179,12 +184,13 @@ impl Drop for RawTransactionCall {
     }
 }
 
+/// Converts an error of alloy.
 fn call_error(error: TransportError) -> CallError {
     match error {
         RpcError::ErrorResp(error) => {
             CallError::Rpc { code: error.code, message: clip(&error.message, 200) }
         }
-        RpcError::DeserError { text, .. } => CallError::Unreadable { said: clip(&text, 120) },
+        RpcError::DeserError { text, .. } => CallError::Unreadable { response: clip(&text, 120) },
         _ => CallError::ConnectionLost,
     }
 }
@@ -197,26 +203,27 @@ pub(crate) struct Notifications {
 
 impl Notifications {
     fn new(subscription: RawSubscription, buffer: usize) -> Self {
-        let meter = Meter::of_subscription(buffer, &subscription.rx);
+        let meter = Meter::for_subscription(buffer, &subscription.rx);
         Self { subscription, meter: meter.into() }
     }
 
-    /// Counts what is read and what waits.
+    /// Returns the meter, which counts the notifications that were read and that wait.
     pub(crate) fn meter(&self) -> Arc<Meter> {
         Arc::clone(&self.meter)
     }
 
-    /// Whether none waits.
+    /// Returns whether no notification waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.subscription.rx.is_empty()
     }
 
-    /// Waits for the next notification. `None` after the last one of a connection that has ended.
+    /// Waits for the next notification. Returns `None` after the last one of a connection that has
+    /// ended.
     ///
     /// # Cancel safety
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Notification> {
-        self.meter.look();
+        self.meter.sample();
         match self.subscription.recv().await {
             Ok(json) => Some(Notification::Read(json, self.meter.take())),
             Err(RecvError::Lagged(count)) => {

@@ -1,4 +1,4 @@
-//! Opens a connection for alloy-pubsub, and never a second one.
+//! Opens a connection for alloy-pubsub, and prevents its reconnect.
 
 use std::{io, sync::Arc};
 
@@ -8,13 +8,13 @@ use alloy_transport::{RpcError, TransportError, TransportErrorKind, TransportRes
 use super::End;
 use crate::{config::Endpoint, error::ConnectError};
 
-/// Connects once. When alloy asks for a reconnect, the connection is lost: that ends it.
+/// Connects once. When alloy asks for a reconnect, the connection is lost, and it ends.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     pub(super) endpoint: Endpoint,
     pub(super) ended: Arc<End>,
     /// Longest WebSocket message. alloy's IPC transport has no such limit.
-    #[cfg_attr(not(feature = "ws"), expect(dead_code, reason = "of WebSockets alone"))]
+    #[cfg_attr(not(feature = "ws"), expect(dead_code, reason = "only WebSockets have a limit"))]
     pub(super) max_message_bytes: usize,
 }
 
@@ -42,7 +42,7 @@ impl PubSubConnect for Connector {
                 format!("this build has no transport for {other}"),
             ))),
         };
-        // The first failed reconnect is the last, and `try_reconnect` always fails.
+        // alloy gives up after the first failed reconnect, and `try_reconnect` always fails.
         Ok(handle?.with_max_retries(1))
     }
 
@@ -52,7 +52,8 @@ impl PubSubConnect for Connector {
     }
 }
 
-/// The error of a connection that could not be opened: that of the operating system where there is one.
+/// Converts the error of a connection that could not be opened: into that of the operating system,
+/// if there is one.
 pub(super) fn connect_error(endpoint: &Endpoint, error: TransportError) -> ConnectError {
     let error = match error {
         RpcError::Transport(TransportErrorKind::Custom(error)) => {

@@ -1,5 +1,5 @@
-//! The genesis block of each source's chain. Another one under the same chain id is a development chain
-//! that was reset.
+//! The genesis block of each source's chain: decides whether a development chain was reset, which
+//! then has another genesis block under the same chain id.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -18,21 +18,21 @@ impl Genesis {
         Self(Mutex::new(vec![None; sources].into()))
     }
 
-    /// Notes the genesis block of a source. Returns the one that it had before, if that is another.
+    /// Records the genesis block of a source. Returns the previous one, if it is another block.
     pub(crate) fn replace(&self, source: usize, found: B256) -> Option<B256> {
         let before = lock(&self.0)[source].replace(found)?;
         (before != found).then_some(before)
     }
 }
 
-/// The hash of the node's genesis block; `None` if it does not return that in time.
+/// Requests the hash of the node's genesis block. `None` if the node does not return it in time.
 pub(crate) async fn genesis_of(connection: &Connection, limit: Duration) -> Option<B256> {
     #[derive(Deserialize)]
     struct Block {
         number: U64,
         hash: B256,
     }
-    let answer = connection.call("eth_getBlockByNumber", ("0x0", false), limit).await.ok()?;
-    let block: Block = serde_json::from_str(answer.get()).ok()?;
+    let response = connection.call("eth_getBlockByNumber", ("0x0", false), limit).await.ok()?;
+    let block: Block = serde_json::from_str(response.get()).ok()?;
     block.number.is_zero().then_some(block.hash)
 }

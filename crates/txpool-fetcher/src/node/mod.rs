@@ -1,22 +1,32 @@
-//! A node over alloy: its connections, and what they are used for. Entry: [`dial`].
+//! The connections to a node, over alloy. Entry: [`dial`].
 //!
 //! ```text
 //!  subscription connection   alloy-pubsub: one broadcast buffer for each subscription --> announce/
 //!  request connections       alloy-rpc-client: calls, raw transactions              <--> fetch/, chain/, audit/
 //! ```
-//! alloy opens the socket, frames and matches messages, and runs on the runtime of the fetcher. Three
-//! things are ours, because alloy does not do them:
+//! alloy opens the sockets, finds the ends of messages, matches responses to requests, and runs on
+//! the fetcher's runtime. This module adds three things that alloy does not do:
 //!
-//! - **A connection never reconnects by itself** ([`connector`]). alloy's own reconnect sends the requests
-//!   in flight again, also the one whose response ended the connection, and drops every notification in
-//!   between without a signal. Here a loss ends the subscriptions and fails the calls, and the source
-//!   sees it, dials again and compares the pools.
-//! - **Every call has a time-out, and every connection is pinged** ([`ping`]). alloy has neither on IPC.
-//! - **A reason for the end** ([`End`]). alloy's transport logs why it ended a connection (`alloy_transport_ipc`,
-//!   `alloy_transport_ws`) and tells its user only that it did.
+//! - **A connection never reconnects by itself** ([`connector`]). alloy's own reconnect would
+//!   repeat the requests in flight, also the one whose response ended the connection, and would
+//!   drop every notification in between silently. Here a loss ends the subscriptions and fails the
+//!   calls. The source notices it, dials again, and compares the pools.
+//! - **Every call has a time-out, and every connection is pinged** ([`ping`]). alloy does neither
+//!   over IPC.
+//! - **The end of a connection has a reason** ([`End`]). alloy's transports only log why they ended
+//!   a connection (targets `alloy_transport_ipc` and `alloy_transport_ws`).
 //!
-//! Without the features `ipc` and `ws` there is no transport and no alloy client; a [`Connection`] then
-//! cannot exist, and dialling a node is an error.
+//! | file | job |
+//! |---|---|
+//! | `dial.rs` | opens and probes a connection |
+//! | `connection.rs`, `connector.rs` | one connection: calls, subscriptions, no reconnect |
+//! | `end.rs`, `ping.rs` | the end of a connection, and how a silent one is found |
+//! | `meter.rs` | counts the notifications of a subscription |
+//! | `requests.rs` | the request connections of all sources: which one carries a request |
+//! | `chain_id.rs`, `listings.rs` | facts about a node that outlive its connections |
+//!
+//! Without the features `ipc` and `ws` there is no transport and no client of alloy. Then a
+//! [`Connection`] cannot exist, and to dial a node is an error.
 
 mod chain_id;
 mod client;
@@ -52,15 +62,15 @@ pub(crate) use self::{
 };
 pub use self::{client::NodeClient, dial::NodeInfo};
 
-/// A notification, or the reason for none.
+/// A notification of a subscription, or its loss.
 pub(crate) enum Notification {
-    /// The `result` of a notification, and when it was read from the socket, or shortly before.
+    /// The `result` of a notification, and the time at which it was read from the socket.
     Read(Box<RawValue>, Instant),
-    /// The buffer overran, and notifications are lost. The meter knows how many.
+    /// The buffer overran, and notifications are lost. The [`Meter`] knows how many.
     Lagged,
 }
 
-/// The first `max` characters.
+/// Returns the first `max` characters of a text.
 pub(crate) fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()
 }

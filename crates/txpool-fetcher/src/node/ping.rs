@@ -1,4 +1,4 @@
-//! Pings a connection that is silent, and ends one that stays silent.
+//! Pings a connection that is silent, and ends it if it stays silent.
 
 use std::{
     pin::pin,
@@ -11,12 +11,12 @@ use tokio::time::sleep;
 use super::{Connection, Listings};
 use crate::{error::LossReason, limits::Limits};
 
-/// How often a connection without an answer to its ping is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How often a connection without a response to its ping is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Pings the connection with `eth_blockNumber` after [`Limits::ping_interval`] of silence, and ends it when
-/// nothing has come for [`Limits::ping_timeout`] after that. Any message counts: geth may answer late while
-/// it announces. Returns when the connection has ended.
+/// Pings the connection with `eth_blockNumber` after [`Limits::ping_interval`] of silence, and ends
+/// it if no message comes for [`Limits::ping_timeout`] after that. Any message counts, because geth
+/// may respond late while it announces. Returns when the connection has ended.
 pub(crate) async fn keep_alive(
     connection: Arc<Connection>,
     limits: Limits,
@@ -25,8 +25,8 @@ pub(crate) async fn keep_alive(
     let ended = connection.ended.wait();
     let keep_alive = async {
         loop {
-            let silent_at = connection.heard_at() + limits.ping_interval;
-            let left = silent_at.saturating_duration_since(Instant::now());
+            let ping_at = connection.last_message_at() + limits.ping_interval;
+            let left = ping_at.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 ping(&connection, &limits, &listings).await;
             } else {
@@ -43,8 +43,9 @@ pub(crate) async fn keep_alive(
 
 /// Pings, and waits until a message comes or the connection has ended.
 async fn ping(connection: &Connection, limits: &Limits, listings: &Listings) {
-    let pinged = Instant::now();
-    // Its time-out is below. One call waits at a time: alloy keeps each until it is answered.
+    let pinged_at = Instant::now();
+    // The loop below is the time-out. There is one call at a time, because alloy keeps each until
+    // it has a response.
     let mut call = pin!(connection.call("eth_blockNumber", (), Duration::MAX));
     let mut is_answered = false;
     let mut patience = Duration::ZERO;
@@ -53,15 +54,15 @@ async fn ping(connection: &Connection, limits: &Limits, listings: &Listings) {
             // A message that has come counts before the time that has passed.
             biased;
             _ = &mut call, if !is_answered => is_answered = true,
-            () = sleep(LOOK_AGAIN) => {}
+            () = sleep(CHECK_INTERVAL) => {}
         }
-        if connection.heard_at() >= pinged {
+        if connection.last_message_at() >= pinged_at {
             return;
         }
-        // The list of the pool may have ended since.
+        // The maximum, because the list of the pool may have ended since.
         patience = listings.patience(limits).max(patience);
-        if pinged.elapsed() >= limits.ping_timeout + patience {
-            return connection.end(LossReason::Unresponsive(pinged.elapsed()));
+        if pinged_at.elapsed() >= limits.ping_timeout + patience {
+            return connection.end(LossReason::Unresponsive(pinged_at.elapsed()));
         }
     }
 }

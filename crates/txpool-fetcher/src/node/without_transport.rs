@@ -1,4 +1,4 @@
-//! What stands in place of the connections in a build without a transport: none can be opened.
+//! Replaces `connection.rs` in a build without a transport: no connection can be opened.
 
 use std::{
     convert::Infallible,
@@ -20,9 +20,10 @@ use crate::{
     limits::Limits,
 };
 
+/// A connection, which cannot exist in this build.
 pub(crate) struct Connection {
     pub(crate) ended: Arc<End>,
-    none: Infallible,
+    never: Infallible,
 }
 
 pub(crate) struct RawTransactionCall(Infallible);
@@ -44,19 +45,19 @@ impl Connection {
     }
 
     pub(crate) fn end(&self, _reason: LossReason) {
-        match self.none {}
+        match self.never {}
     }
 
-    pub(crate) fn heard(&self) {
-        match self.none {}
+    pub(crate) fn record_message(&self) {
+        match self.never {}
     }
 
-    pub(crate) fn heard_at(&self) -> Instant {
-        match self.none {}
+    pub(crate) fn last_message_at(&self) -> Instant {
+        match self.never {}
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        match self.none {}
+        match self.never {}
     }
 
     pub(crate) async fn call(
@@ -65,11 +66,11 @@ impl Connection {
         _params: impl Serialize,
         _limit: Duration,
     ) -> Result<Box<RawValue>, CallError> {
-        match self.none {}
+        match self.never {}
     }
 
     pub(crate) fn raw_transaction(self: &Arc<Self>, _hash: B256) -> RawTransactionCall {
-        match self.none {}
+        match self.never {}
     }
 
     pub(crate) async fn subscribe(
@@ -78,7 +79,7 @@ impl Connection {
         _buffer: usize,
         _limit: Duration,
     ) -> Result<Notifications, CallError> {
-        match self.none {}
+        match self.never {}
     }
 }
 

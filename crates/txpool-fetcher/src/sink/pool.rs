@@ -1,4 +1,4 @@
-//! The order pool as a sink.
+//! Implements [`TransactionSink`] for the order pool.
 
 use alloy_primitives::B256;
 use order_pool::{InsertOutcome, OrderPool, OrderStatus, Origin, RejectReason, Transaction};
@@ -18,24 +18,25 @@ impl TransactionSink for OrderPool {
                 RejectReason::TooLarge { .. } => Delivery::Refused("too_large"),
                 _ => Delivery::Refused("rejected"),
             },
-            // Any outcome that the pool adds later means that the transaction was not inserted.
+            // An outcome that the pool adds later means that the transaction was not inserted.
             _ => Delivery::Refused("other"),
         }
     }
 
     fn may_block(&self) -> bool {
-        // The writer holds its lock for at most some milliseconds, and an insert takes microseconds.
+        // The pool's writer holds its lock for some milliseconds at most, and an insert takes
+        // microseconds.
         false
     }
 
     async fn chain_event(&self, event: ChainEvent) {
         match event {
             ChainEvent::Head(block) => {
-                // The pool counts the results of a block itself.
+                // The pool counts the effects of a block itself.
                 let _ = self.on_head(block);
             }
             ChainEvent::Nonces(nonces) => self.on_nonces(nonces.block_hash, nonces.updates),
-            // A builder may still want the transaction, so it stays for a retention.
+            // A builder may still want the transaction, so it stays for the retention.
             ChainEvent::Vanished(hash) | ChainEvent::Unlisted(hash) => self.on_unlisted(&[hash]),
             ChainEvent::Listed(hash) => self.on_listed(&[hash]),
             ChainEvent::Reset => self.on_chain_reset(),
@@ -47,7 +48,7 @@ impl TransactionSink for OrderPool {
             OrderStatus::Pooled => Holding::Held,
             OrderStatus::Removed => Holding::Removed,
             OrderStatus::MayReturn => Holding::MayReturn,
-            // Any standing that the pool adds later means that the transaction is not held.
+            // A status that the pool adds later means that the transaction is not held.
             _ => Holding::Missing,
         }
     }

@@ -1,5 +1,5 @@
 //! The thread that calls the sink with chain events and look-ups of hashes, and its queue. Adding
-//! to it never waits: see [`TransactionSink`] for what is dropped.
+//! to the queue never waits; this file decides which events are dropped when it is full.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -21,44 +21,49 @@ use tokio_util::sync::CancellationToken;
 use super::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 use crate::{limits::RECENT_BLOCKS, metrics::SinkMetrics, sync::lock, tasks::Tasks};
 
-/// Heads that wait for the sink, and as many nonce updates: a dropped block is one that the fetcher
-/// forgets too. With 1000 transactions in each block, they take 5 MB.
-const EVENTS_WAITING: usize = RECENT_BLOCKS;
+/// The number of heads that may wait for the sink, and of nonce updates. It is the number of
+/// remembered blocks, so a dropped block is one that the fetcher forgets too. With 1,000
+/// transactions in each block, they take 5 MB.
+const MAX_EVENTS: usize = RECENT_BLOCKS;
 
-/// Most hashes of dropped blocks that are kept for the next head: 2 MiB. Beyond that, the oldest
-/// are dropped: transactions of so old a block have expired in most pools.
-const MINED_WAITING: usize = 1 << 16;
+/// The number of hashes of dropped blocks that are kept for the next head: 2 MiB. Beyond that, the
+/// oldest are dropped: transactions of blocks that old have expired in most pools.
+const MAX_CARRIED: usize = 1 << 16;
 
-/// Hashes in one look-up at the sink: the longest that a head waits for look-ups.
-const ASKED_TOGETHER: usize = 64;
+/// The number of hashes in one look-up at the sink. It bounds how long a head waits for look-ups.
+const LOOKUP_BATCH: usize = 64;
 
 /// How long a comparison waits for one look-up. The order pool takes microseconds.
 const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the thread does.
+/// A job of the thread: a call, or calls, of the sink.
 pub(crate) enum Job {
+    /// Reports a head.
     Head {
         block: Block,
-        /// A reorg has undone it: what it mined is told no more if it is dropped.
+        /// A reorg has undone the block. If its event is dropped, its hashes are not carried on.
         is_undone: bool,
-        /// What blocks before it contain that the sink was not told: they were dropped, or are before the first head.
+        /// Hashes of blocks before it that have no event of their own, because their event was
+        /// dropped or they are before the first head.
         carried: Vec<B256>,
     },
+    /// Reports the nonces of a block.
     Nonces(BlockNonces),
-    /// These have left the node's pool.
+    /// Reports transactions that have left the nodes' pools.
     Vanished(Vec<B256>),
-    /// These are listed by a node that could not be listed before.
+    /// Reports transactions that are listed by a node that could not be listed before.
     Listed(Vec<B256>),
-    /// The node that has listed these cannot be listed any more.
+    /// Reports transactions whose node cannot be listed any more.
     Unlisted(Vec<B256>),
-    /// The chain has another genesis block.
+    /// Reports that the chain was reset.
     Reset,
-    Holding(Vec<B256>, oneshot::Sender<Vec<Holding>>),
+    /// Looks up hashes.
+    Lookup { hashes: Vec<B256>, reply: oneshot::Sender<Vec<Holding>> },
 }
 
-/// The bounded queue of the sink: heads and nonce updates by [`EVENTS_WAITING`] each, one list of
-/// vanished hashes, one look-up for each running comparison, and what follows from a node that can be
-/// listed again, or no longer, or that has another genesis block.
+/// The bounded queue of the thread: [`MAX_EVENTS`] heads and as many nonce updates, one list of
+/// vanished hashes, one look-up for each running comparison, and the jobs for a node that can be
+/// listed again, that cannot be listed any more, or whose chain was reset.
 pub(crate) struct SinkQueue {
     waiting: Mutex<Waiting>,
     ready: Condvar,
@@ -70,28 +75,35 @@ pub(crate) struct SinkQueue {
 #[derive(Default)]
 struct Waiting {
     jobs: VecDeque<Job>,
-    /// Events were dropped and the sink has not yet taken everything that waited.
+    /// Events were dropped, and the sink has not yet taken all events that wait.
     is_behind: bool,
-    /// No more is accepted.
+    /// The queue accepts no more jobs.
     is_closed: bool,
 }
 
-/// Jobs for which there was no room, to be counted after the lock is released.
+/// Events for which there was no room. They are counted after the lock is released.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Dropped {
     heads: usize,
     nonces: usize,
+    /// Hashes of dropped blocks.
     mined: usize,
+    /// These are the first dropped events since the sink had caught up.
     is_first: bool,
 }
 
 impl SinkQueue {
     pub(crate) fn new() -> Arc<Self> {
-        let (waiting, ready, caught_up) = <_>::default();
-        Arc::new(Self { waiting, ready, caught_up, metrics: SinkMetrics::new() })
+        Arc::new(Self {
+            waiting: Mutex::default(),
+            ready: Condvar::new(),
+            caught_up: Notify::new(),
+            metrics: SinkMetrics::new(),
+        })
     }
 
-    /// These are in no block of the chain any more: no head that waits tells that a block before it mined them.
+    /// Notes that hashes are in no block of the chain any more, so that no waiting head reports
+    /// them as hashes of a block before it.
     pub(crate) fn undo(&self, hashes: &[B256]) {
         let hashes: HashSet<B256> = hashes.iter().copied().collect();
         for job in &mut lock(&self.waiting).jobs {
@@ -102,28 +114,35 @@ impl SinkQueue {
         }
     }
 
-    /// Queues hashes that have left the node's pool. False if such a list already waits.
+    /// Queues hashes that have left the node's pool. Returns false if such a list waits already.
     pub(crate) fn push_vanished(&self, hashes: Vec<B256>) -> bool {
-        let waits = |job: &Job| matches!(job, Job::Vanished(_));
-        if lock(&self.waiting).jobs.iter().any(waits) {
+        if lock(&self.waiting).jobs.iter().any(|job| matches!(job, Job::Vanished(_))) {
             return false;
         }
-        // Two comparisons at the same moment may add one list each.
+        // Two comparisons that end at the same time may add one list each.
         self.push(Job::Vanished(hashes))
     }
 
-    /// Looks up hashes at the sink, in order; unknown if it is late. A dropped look-up is not run.
-    pub(crate) async fn holding(&self, hashes: &[B256]) -> Vec<Holding> {
+    /// Looks up hashes at the sink. Returns one result for each hash, in order:
+    /// [`Holding::Unknown`] from the first batch on for which the sink takes too long.
+    ///
+    /// # Cancel safety
+    /// A look-up that nobody waits for is not performed.
+    pub(crate) async fn holdings(&self, hashes: &[B256]) -> Vec<Holding> {
         let mut all = Vec::with_capacity(hashes.len());
-        for some in hashes.chunks(ASKED_TOGETHER) {
-            let (reply, answer) = oneshot::channel();
-            self.push(Job::Holding(some.to_vec(), reply));
-            match timeout(HOLDING_TIMEOUT, answer).await {
+        for batch in hashes.chunks(LOOKUP_BATCH) {
+            let (reply, response) = oneshot::channel();
+            self.push(Job::Lookup { hashes: batch.to_vec(), reply });
+            match timeout(HOLDING_TIMEOUT, response).await {
                 Ok(Ok(holdings)) => all.extend(holdings),
                 // The fetcher stops.
                 Ok(Err(_)) => break,
                 Err(_) => {
-                    tracing::warn!("the sink does not answer which hashes it holds");
+                    tracing::warn!(
+                        timeout = ?HOLDING_TIMEOUT,
+                        "the sink did not say in time which hashes it holds: delivered ones count as \
+                         held"
+                    );
                     break;
                 }
             }
@@ -132,46 +151,49 @@ impl SinkQueue {
         all
     }
 
-    /// Accepts no more. Waiting jobs are run, then the thread ends.
+    /// Closes the queue. The thread ends when it has run all waiting jobs.
     pub(crate) fn drain(&self) {
         lock(&self.waiting).is_closed = true;
         self.ready.notify_one();
     }
 
-    /// Drops waiting jobs. The thread ends as soon as the sink returns.
+    /// Closes the queue and drops the waiting jobs. The thread ends as soon as the sink returns.
     pub(crate) fn end(&self) {
         self.drain();
         let left = std::mem::take(&mut lock(&self.waiting).jobs);
         self.metrics.waiting.decrement(left.len() as f64);
-        // Not the others: the comparison has stopped, and a list of vanished hashes is no chain event.
-        let count = |is_kind: fn(&&Job) -> bool| left.iter().filter(is_kind).count();
-        let heads = count(|job| matches!(job, Job::Head { .. }));
-        let nonces = count(|job| matches!(job, Job::Nonces(_)));
-        self.count(&Dropped { heads, nonces, ..Dropped::default() });
+        // The other jobs do not count: the comparisons that they belong to have stopped.
+        let heads = left.iter().filter(|job| matches!(job, Job::Head { .. })).count();
+        let nonces = left.iter().filter(|job| matches!(job, Job::Nonces(_))).count();
+        self.count_dropped(&Dropped { heads, nonces, ..Dropped::default() });
     }
 
-    /// Runs a call of the sink; `None` if it panics, which is counted.
-    fn guard<T>(&self, call: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+    /// Runs a call of the sink. Returns `None` if it panics, and counts that.
+    fn catch<T>(&self, call: &'static str, body: impl FnOnce() -> T) -> Option<T> {
         // The unwinding drops the captured values; they are not used again.
-        catch_unwind(AssertUnwindSafe(body)).inspect_err(|_| self.panicked(call)).ok()
+        catch_unwind(AssertUnwindSafe(body)).inspect_err(|_| self.count_panic(call)).ok()
     }
 
-    fn panicked(&self, call: &'static str) {
-        tracing::error!(call, "the sink has panicked");
-        self.metrics.panicked(call);
+    fn count_panic(&self, call: &'static str) {
+        tracing::error!(call, "a function of the sink panicked");
+        self.metrics.count_panic(call);
     }
 
-    fn count(&self, dropped: &Dropped) {
+    fn count_dropped(&self, dropped: &Dropped) {
         if dropped.is_first {
-            tracing::warn!("the sink does not keep up with the chain: events are dropped");
+            tracing::warn!(
+                limit = MAX_EVENTS,
+                "the sink does not keep up with the chain: its oldest events are dropped"
+            );
         }
         let Dropped { heads, nonces, mined, .. } = *dropped;
         for (event, count) in [("head", heads), ("nonces", nonces), ("mined", mined)] {
-            self.metrics.dropped(event, count as u64);
+            self.metrics.count_dropped(event, count as u64);
         }
     }
 
-    /// False at the end.
+    /// Adds a job, and drops the oldest event of its kind if there is no room. Returns false if the
+    /// queue is closed.
     pub(crate) fn push(&self, job: Job) -> bool {
         let mut waiting = lock(&self.waiting);
         if waiting.is_closed {
@@ -183,11 +205,11 @@ impl SinkQueue {
         drop(waiting);
         self.ready.notify_one();
         self.metrics.waiting.increment(added);
-        self.count(&dropped);
+        self.count_dropped(&dropped);
         true
     }
 
-    /// Waits for the next job. `None` at the end.
+    /// Waits for the next job. Returns `None` when the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let mut waiting = lock(&self.waiting);
         loop {
@@ -215,11 +237,11 @@ impl Waiting {
             | Job::Listed(_)
             | Job::Unlisted(_)
             | Job::Reset
-            | Job::Holding(..) => Dropped::default(),
+            | Job::Lookup { .. } => Dropped::default(),
         };
-        if let Job::Holding(..) = job {
-            // Each comparison has one at most: its caller no longer waits for an earlier one.
-            self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()));
+        if let Job::Lookup { .. } = job {
+            // A comparison has at most one look-up that it waits for. Earlier ones are removed.
+            self.jobs.retain(|job| !matches!(job, Job::Lookup { reply, .. } if reply.is_closed()));
         }
         self.jobs.push_back(job);
         if dropped != Dropped::default() {
@@ -228,24 +250,24 @@ impl Waiting {
         dropped
     }
 
-    /// Drops the oldest event of the kind of this one, if no further one may wait. The nonces of a
-    /// head go with it; its mined hashes are passed to the next one.
+    /// Drops the oldest event of the kind of `job`, if the queue has no room for another one. The
+    /// nonces of a dropped head are dropped too, and its hashes are carried on to the next head.
     fn make_room(&mut self, job: &Job) -> Dropped {
-        let is_kind = |other: &Job| discriminant(other) == discriminant(job);
+        let is_same_kind = |other: &Job| discriminant(other) == discriminant(job);
         let mut dropped = Dropped::default();
-        if self.jobs.iter().filter(|job| is_kind(job)).count() < EVENTS_WAITING {
+        if self.jobs.iter().filter(|job| is_same_kind(job)).count() < MAX_EVENTS {
             return dropped;
         }
-        let oldest = self.jobs.iter().position(is_kind).and_then(|oldest| self.jobs.remove(oldest));
+        let oldest = self.jobs.iter().position(is_same_kind);
+        let oldest = oldest.and_then(|index| self.jobs.remove(index));
         let Some(Job::Head { block, carried: mut mined, is_undone }) = oldest else {
             dropped.nonces = 1;
             return dropped;
         };
         dropped.heads = 1;
         let before = self.jobs.len();
-        let of_it =
-            |job: &Job| matches!(job, Job::Nonces(nonces) if nonces.block_hash == block.head.hash);
-        self.jobs.retain(|job| !of_it(job));
+        let hash = block.head.hash;
+        self.jobs.retain(|job| !matches!(job, Job::Nonces(nonces) if nonces.block_hash == hash));
         dropped.nonces = before - self.jobs.len();
         if !is_undone {
             mined.extend(block.mined.iter());
@@ -256,7 +278,7 @@ impl Waiting {
         });
         if let Some(carried) = next {
             mined.append(carried);
-            dropped.mined = mined.len().saturating_sub(MINED_WAITING);
+            dropped.mined = mined.len().saturating_sub(MAX_CARRIED);
             mined.drain(..dropped.mined);
             *carried = mined;
         }
@@ -264,11 +286,12 @@ impl Waiting {
     }
 }
 
-/// A [`TransactionSink`] of any type: one allocation for each call.
+/// A [`TransactionSink`] as a trait object. Its futures are boxed, which is one allocation for each
+/// call.
 pub(crate) trait AnySink: Send + Sync {
     fn deliver_boxed(&self, tx: FetchedTransaction) -> BoxFuture<'_, Delivery>;
     fn chain_event_boxed(&self, event: ChainEvent) -> BoxFuture<'_, ()>;
-    fn holding_of(&self, hash: &B256) -> Holding;
+    fn holding_any(&self, hash: &B256) -> Holding;
 }
 
 impl<S: TransactionSink> AnySink for S {
@@ -280,18 +303,18 @@ impl<S: TransactionSink> AnySink for S {
         self.chain_event(event).boxed()
     }
 
-    fn holding_of(&self, hash: &B256) -> Holding {
+    fn holding_any(&self, hash: &B256) -> Holding {
         self.holding(hash)
     }
 }
 
-/// Calls the sink. A panic ends the call, and is counted.
+/// Calls the sink. A panic of the sink ends only that call, and is counted.
 pub(crate) struct SinkCaller {
     sink: Box<dyn AnySink>,
     may_block: bool,
     pub(crate) queue: Arc<SinkQueue>,
     tasks: Arc<Tasks>,
-    /// The sink has reported that it is closed.
+    /// Cancelled when the sink has reported that it is closed.
     pub(crate) closed: CancellationToken,
 }
 
@@ -306,20 +329,20 @@ impl SinkCaller {
         }
     }
 
-    /// Whether a delivery may block the thread that calls it.
+    /// Returns whether a delivery may block the thread that calls it.
     pub(crate) fn may_block(&self) -> bool {
         self.may_block
     }
 
-    /// `None` if the sink panics.
+    /// Delivers a transaction. Returns `None` if the sink panics.
     pub(crate) async fn deliver(&self, tx: FetchedTransaction) -> Option<Delivery> {
-        // The sink's own code runs even before its future is polled. The unwinding drops the captured
-        // values; they are not used again.
+        // The `async` block is needed because the sink may panic before it returns its future. The
+        // unwinding drops the captured values; they are not used again.
         let call = AssertUnwindSafe(async { self.sink.deliver_boxed(tx).await }).catch_unwind();
-        call.await.inspect_err(|_| self.queue.panicked("deliver")).ok()
+        call.await.inspect_err(|_| self.queue.count_panic("deliver")).ok()
     }
 
-    /// Runs the jobs, until the queue ends and the sink has returned.
+    /// The body of the thread: runs the jobs until the queue is closed.
     pub(crate) fn run(&self) {
         while let Some(job) = self.queue.next() {
             match job {
@@ -328,36 +351,38 @@ impl SinkCaller {
                         carried.extend(block.mined.iter());
                         block = Block::new(block.head, carried);
                     }
-                    self.tell(ChainEvent::Head(block));
+                    self.report(ChainEvent::Head(block));
                 }
-                Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
-                Job::Vanished(hashes) => self.tell_each(hashes, ChainEvent::Vanished),
-                Job::Listed(hashes) => self.tell_each(hashes, ChainEvent::Listed),
-                Job::Unlisted(hashes) => self.tell_each(hashes, ChainEvent::Unlisted),
-                Job::Reset => self.tell(ChainEvent::Reset),
-                Job::Holding(hashes, reply) => {
+                Job::Nonces(nonces) => self.report(ChainEvent::Nonces(nonces)),
+                Job::Vanished(hashes) => self.report_each(hashes, ChainEvent::Vanished),
+                Job::Listed(hashes) => self.report_each(hashes, ChainEvent::Listed),
+                Job::Unlisted(hashes) => self.report_each(hashes, ChainEvent::Unlisted),
+                Job::Reset => self.report(ChainEvent::Reset),
+                Job::Lookup { hashes, reply } => {
                     let holdings = hashes.iter().map(|hash| {
-                        let found = self.queue.guard("holding", || self.sink.holding_of(hash));
+                        let found = self.queue.catch("holding", || self.sink.holding_any(hash));
                         found.unwrap_or(Holding::Unknown)
                     });
-                    // The comparison may have stopped waiting.
+                    // The error means that the comparison no longer waits.
                     let _ = reply.send(holdings.collect());
                 }
             }
         }
     }
 
-    fn tell_each(&self, hashes: Vec<B256>, event: fn(B256) -> ChainEvent) {
-        hashes.into_iter().map(event).for_each(|event| self.tell(event));
+    /// Reports one event for each hash.
+    fn report_each(&self, hashes: Vec<B256>, event: fn(B256) -> ChainEvent) {
+        hashes.into_iter().map(event).for_each(|event| self.report(event));
     }
 
-    fn tell(&self, event: ChainEvent) {
-        let what = event.as_str();
+    /// Reports a chain event to the sink.
+    fn report(&self, event: ChainEvent) {
+        let kind = event.as_str();
         let call = async { self.sink.chain_event_boxed(event).await };
-        let told = self.queue.guard(what, || self.tasks.wait_for(call, || {}));
-        if told == Some(None) {
-            // The fetcher stops, and the sink would have waited.
-            self.queue.metrics.dropped(what, 1);
+        let result = self.queue.catch(kind, || self.tasks.wait_for(call, || {}));
+        if result == Some(None) {
+            // The fetcher stopped while the sink waited.
+            self.queue.metrics.count_dropped(kind, 1);
         }
     }
 }
@@ -396,9 +421,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reorg_undoes_of_dropped_blocks_is_not_told() {
+    fn hashes_of_undone_dropped_blocks_are_not_carried_on() {
         let queue = SinkQueue::new();
-        for number in 1..=EVENTS_WAITING as u64 + 3 {
+        for number in 1..=MAX_EVENTS as u64 + 3 {
             queue.push(head(number));
         }
         queue.undo(&[hash(2, 2), hash(9, 2)]);
@@ -408,20 +433,20 @@ mod tests {
         let queue = SinkQueue::new();
         (1..=2).for_each(|number| _ = queue.push(head(number)));
         queue.undo(&[hash(2, 2)]);
-        (3..=EVENTS_WAITING as u64 + 2).for_each(|number| _ = queue.push(head(number)));
+        (3..=MAX_EVENTS as u64 + 2).for_each(|number| _ = queue.push(head(number)));
         assert_eq!(
             self::heads(&queue)[0],
             (3, 1),
-            "of the first alone, though both were dropped later"
+            "the hash of the first block alone, although both were dropped later"
         );
     }
 
     #[test]
-    fn what_is_kept_of_dropped_blocks_is_bounded_too() {
+    fn the_hashes_of_dropped_blocks_are_bounded() {
         let mut waiting = Waiting::default();
-        let mined = vec![B256::ZERO; MINED_WAITING / 2 + 1];
+        let mined = vec![B256::ZERO; MAX_CARRIED / 2 + 1];
         let mut dropped = 0;
-        for number in 1..=EVENTS_WAITING as u64 + 2 {
+        for number in 1..=MAX_EVENTS as u64 + 2 {
             let block = Block::new(block(number).head, mined.clone());
             let job = Job::Head { block, is_undone: false, carried: Vec::new() };
             dropped += waiting.push(job).mined;
@@ -430,22 +455,22 @@ mod tests {
     }
 
     #[test]
-    fn nonces_go_with_their_heads_and_are_bounded_without_them_too() {
+    fn nonces_are_dropped_with_their_heads_and_bounded_without_them() {
         let queue = SinkQueue::new();
         (1..=2).for_each(|number| _ = queue.push(nonces(number)));
-        (1..=EVENTS_WAITING as u64 + 2).for_each(|number| _ = queue.push(head(number)));
-        assert_eq!(lock(&queue.waiting).jobs.len(), EVENTS_WAITING);
-        for number in 0..2 * EVENTS_WAITING as u64 {
+        (1..=MAX_EVENTS as u64 + 2).for_each(|number| _ = queue.push(head(number)));
+        assert_eq!(lock(&queue.waiting).jobs.len(), MAX_EVENTS);
+        for number in 0..2 * MAX_EVENTS as u64 {
             queue.push(nonces(number));
         }
-        assert_eq!(lock(&queue.waiting).jobs.len(), 2 * EVENTS_WAITING);
+        assert_eq!(lock(&queue.waiting).jobs.len(), 2 * MAX_EVENTS);
     }
 
     #[test]
-    fn requests_that_nobody_waits_for_do_not_pile_up() {
+    fn look_ups_that_nobody_waits_for_do_not_pile_up() {
         let queue = SinkQueue::new();
         for _ in 0..100 {
-            queue.push(Job::Holding(Vec::new(), oneshot::channel().0));
+            queue.push(Job::Lookup { hashes: Vec::new(), reply: oneshot::channel().0 });
         }
         assert_eq!(lock(&queue.waiting).jobs.len(), 1);
     }
@@ -460,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_drops_what_waits_and_draining_does_not() {
+    fn the_end_drops_waiting_events_and_draining_does_not() {
         let queue = SinkQueue::new();
         queue.push(head(1));
         queue.drain();

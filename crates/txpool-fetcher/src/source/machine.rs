@@ -1,4 +1,5 @@
-//! The state of one source as a pure state machine: `(event, now)` in, actions out.
+//! The state of one source as a pure state machine: takes an event and the time, and adds actions.
+//! Decides when to dial, when to compare pools and why, and when a subscription counts as dead.
 
 use std::{
     collections::VecDeque,
@@ -17,31 +18,34 @@ use crate::{
     gap::{Gap, GapReason},
 };
 
-/// Most gaps that are kept for the status.
+/// The number of gaps that are kept for the status.
 const MAX_GAPS: usize = 32;
 
-/// Pause between two comparisons because of blocks that could not be read.
+/// Pause between two comparisons for blocks that could not be read.
 const UNREAD_BLOCK_PAUSE: Duration = Duration::from_secs(30);
 
-/// Failed comparisons in a row after which the source counts as not audited, and for how long they must have failed: a node
-/// that refuses connections for a moment answers within a millisecond.
+/// The number of failed comparisons in a row after which the source counts as not audited.
 const MAX_COMPARE_FAILURES: u32 = 3;
-const COMPARE_FAILS: Duration = Duration::from_secs(10);
 
-/// How long a connection must have lived to reset the reconnect delay. A node that accepts
-/// connections and closes them is not dialed faster than one that refuses them.
+/// How long comparisons must have failed for that: three attempts take only milliseconds at a node
+/// that refuses connections for a moment.
+const MIN_COMPARE_FAILURE_TIME: Duration = Duration::from_secs(10);
+
+/// How long a connection must have lived to reset the delay before a reconnect. So a node that
+/// accepts connections and closes them is not dialed faster than one that refuses them.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// For how long, and how often at least, requests for transactions must have failed in a row before the
-/// source counts as failing, and its request connections are opened again.
+/// For how long, and how often at least, requests for transactions must have failed in a row before
+/// the source counts as failing, and its request connections are opened again.
 const FAILING_AFTER: Duration = Duration::from_secs(10);
 const MIN_FAILURES: u64 = 8;
 
-/// The longest pause before the request connections of a failing source are opened once more. It begins
-/// with [`FAILING_AFTER`] and doubles: a node that has no transactions to give is not dialed for ever.
+/// The longest pause before the request connections of a failing source are opened once more. It
+/// begins with [`FAILING_AFTER`] and doubles: a node that returns no transactions is not dialed
+/// for ever.
 const MAX_REOPEN_PAUSE: Duration = Duration::from_secs(300);
 
-/// Pause between a burst and the comparison that it is a reason for.
+/// Pause between a burst of hashes and the comparison for it.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
 
 load_control::labels! {
@@ -49,24 +53,26 @@ load_control::labels! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum SourceState {
-        /// At least one of the two kinds of connections is not up.
+        /// At least one of the two kinds of connections is not open.
         Connecting = "connecting",
-        /// Announcements are read; the transactions that were pending before are being fetched.
+        /// Announcements are read, and transactions that were pending before are being fetched.
         Backfilling = "backfilling",
-        /// Announcements are read, and what was pending before was fetched, or cannot be listed. What
-        /// is missing all the same shows as an open gap.
+        /// Announcements are read, and transactions that were pending before were fetched, or
+        /// cannot be listed. If some are still missing, a gap is open.
         Live = "live",
-        /// Hashes or heads stopped coming, though the node has new ones. The source reconnects.
+        /// Hashes or heads stopped arriving, although the node has new ones. The source reconnects.
         Stale = "stale",
-        /// The source has ended: by the limit of connection attempts, or the fetcher has stopped.
+        /// The source has ended, because of the limit of attempts to connect, or because the
+        /// fetcher stopped.
         Ended = "ended",
-        /// Both kinds of connections are up, and the node does not follow the chain: its head is more than
-        /// 60 s old by the wall clock, and it says that it is syncing, or another source has a recent head.
-        /// Its pool is not compared and its heads do not count; what it announces does.
+        /// Both kinds of connections are open, but the node does not follow the chain: its head is
+        /// more than 60 s old by the wall clock, and it says that it is syncing, or another source
+        /// has a recent head. Its pool is not compared and its heads do not count, but its
+        /// announced hashes do.
         Syncing = "syncing",
-        /// Announcements are read, and for ten seconds or more every request for a transaction has failed:
-        /// nothing that is announced as a hash alone reaches the pool. The request connections are opened
-        /// again at times.
+        /// Announcements are read, and for ten seconds or more every request for a transaction has
+        /// failed: nothing that is announced as a hash alone reaches the pool. The request
+        /// connections are opened again at times.
         Failing = "failing",
     }
 }
@@ -74,39 +80,41 @@ load_control::labels! {
 /// The two kinds of connections to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// The connection that carries the subscriptions, and no requests but pings.
+    /// The connections that carry the subscriptions, and no requests but pings.
     Subscription,
     /// The connections that carry all other requests.
     Request,
 }
 
+/// An event of a source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// The connections of this role are up, probed and subscribed.
+    /// The connections of this role are open, probed and subscribed.
     Up(Role),
-    /// An attempt to open those of this role has failed.
+    /// An attempt to open the connections of this role has failed.
     DialFailed(Role),
-    /// One of this role is lost.
+    /// A connection of this role is lost.
     Down(Role),
     /// The node announced or returned the head of this number.
     Head(u64),
-    /// Whether the node does not follow the chain.
+    /// Says whether the node fails to follow the chain.
     Behind(bool),
     /// The requests for transactions that have failed since the latest answer.
     Failures(Option<Failures>),
     /// Announcements or blocks may have been missed.
     Gap(GapReason),
-    /// The node returned this block number on the request connection.
+    /// The node returned this block number on a request connection.
     SawBlock(u64),
-    /// The node's pool was compared, and what was missing was fetched.
+    /// The node's pool was compared, and missing transactions were fetched.
     Compared(AuditReport),
     /// The node's pool could not be compared; the attempt took `after`.
     CompareFailed { after: Duration, is_retryable: bool },
-    /// Drives the machine's timers; `read` announcements were read from the socket so far,
-    /// processed or not: our own back-pressure says nothing about the node.
+    /// Drives the timers. `read` announcements were read from the socket so far, processed or not,
+    /// because back-pressure of the fetcher says nothing about the node.
     Tick { read: u64 },
 }
 
+/// An action for the shell of the source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     /// Opens the connections of a role after a pause.
@@ -117,32 +125,37 @@ pub(crate) enum Action {
     Compare(GapReason),
 }
 
+/// The state machine of one source. Arrays have one element for each [`Role`].
 pub(crate) struct Machine {
     pub(super) state: SourceState,
+    /// Whether the connections of each role are open.
     up: [bool; 2],
+    /// Failed attempts to open the connections in a row.
     attempts: [u32; 2],
     /// Consecutive delays since a connection has lived for [`STABLE_AFTER`].
     delays: [u32; 2],
     up_at: [Instant; 2],
     pub(super) reconnects: u64,
+    /// The reason of the comparison that runs.
     comparing: Option<GapReason>,
+    /// The reason for a comparison after the one that runs.
     wanted: Option<GapReason>,
-    /// Failed comparisons in a row, and when the first of them was.
-    failing: Option<(u32, Instant)>,
+    /// The number of failed comparisons in a row, and when the first of them failed.
+    failed_comparisons: Option<(u32, Instant)>,
     /// Whether the node's pool can be compared, as far as is known.
     pub(super) is_audited: bool,
     is_behind: bool,
     is_failing: bool,
     /// When the request connections of a failing source are opened again, and the pause after that.
     reopen: Option<(Instant, Duration)>,
-    /// When to compare next, and why.
+    /// When a delayed comparison is due, and its reason.
     compare_at: Option<(Instant, GapReason)>,
-    /// When a comparison began because of a block that could not be read.
+    /// When the latest comparison for a block that could not be read began.
     unread_block_at: Option<Instant>,
     next_audit: Option<Instant>,
     pub(super) gaps: VecDeque<Gap>,
     activity: Activity,
-    /// What is still to be done, in this order.
+    /// Actions that the shell has not performed yet, in order.
     pub(super) actions: Vec<Action>,
     rng: SmallRng,
     settings: Arc<Settings>,
@@ -160,7 +173,7 @@ impl Machine {
             reconnects: 0,
             comparing: None,
             wanted: None,
-            failing: None,
+            failed_comparisons: None,
             is_audited: true,
             is_behind: false,
             is_failing: false,
@@ -186,7 +199,7 @@ impl Machine {
         }
     }
 
-    /// What follows from an event is added to the actions.
+    /// Takes in an event, and adds the actions that follow from it.
     pub(crate) fn on(&mut self, event: Event, now: Instant) {
         if self.state == SourceState::Ended {
             return;
@@ -226,7 +239,7 @@ impl Machine {
                     self.begin(now);
                 }
             }
-            Event::Failures(failures) => self.failing(failures, now),
+            Event::Failures(failures) => self.record_failures(failures, now),
             Event::Gap(GapReason::UnreadBlock) => self.unread_block(now),
             Event::Gap(reason) => self.gap(reason, now),
             Event::Head(number) => self.activity.head(number),
@@ -240,28 +253,29 @@ impl Machine {
                 if missing > 0 && reason == Some(GapReason::Audit) {
                     self.activity.found_missing();
                 }
-                self.failing = None;
+                self.failed_comparisons = None;
                 self.is_audited = true;
-                let its_own = |gap: &&mut Gap| gap.to.is_none() && Some(gap.reason) == reason;
-                if let Some(gap) = self.gaps.iter_mut().find(its_own) {
+                let is_its_gap =
+                    |gap: &&mut Gap| gap.closed_at.is_none() && Some(gap.reason) == reason;
+                if let Some(gap) = self.gaps.iter_mut().find(is_its_gap) {
                     gap.recovered += recovered;
                 }
                 if !self.may_compare() {
-                    // It is repeated when the connections are up and the node follows the chain.
+                    // It is repeated when the connections are open and the node follows the chain.
                     return;
                 }
                 let is_judged = reason == Some(GapReason::Silence)
                     && self.state == SourceState::Live
                     && self.activity.is_silent(now);
                 match is_judged.then_some(unannounced) {
-                    Some(0) => self.activity.load_has_ended(now),
+                    Some(0) => self.activity.set_load_ended(now),
                     Some(_) => {
                         self.activity.rate_per_s /= 2.0;
                         self.stale(LossReason::NoHashes { unannounced });
                     }
                     None => {}
                 }
-                if failed > 0 && self.gaps.iter().all(|gap| gap.to.is_some()) {
+                if failed > 0 && self.gaps.iter().all(|gap| gap.closed_at.is_some()) {
                     self.open_gap(GapReason::Audit, now);
                 }
                 self.compared(failed, now);
@@ -276,17 +290,18 @@ impl Machine {
                 if self.activity.tick(read, now) {
                     self.open_gap(GapReason::Lagged, now);
                     self.compare_later(now + BURST_PAUSE, GapReason::Lagged);
-                    // The list of one that runs may be older.
+                    // The list of a comparison that runs may be older than the burst.
                     if self.comparing.is_some() {
                         self.wanted = self.wanted.max(Some(GapReason::Lagged));
                     }
                 }
-                if let Some((_, reason)) = self.compare_at.filter(|(at, _)| now >= *at)
+                if let Some((_, reason)) = self.compare_at.filter(|(due, _)| now >= *due)
                     && self.may_compare()
                 {
                     self.compare(reason, now);
                 }
-                if self.state == SourceState::Live && self.next_audit.is_some_and(|at| now >= at) {
+                if self.state == SourceState::Live && self.next_audit.is_some_and(|due| now >= due)
+                {
                     self.compare(GapReason::Audit, now);
                 }
                 if self.is_judged() && self.activity.is_silent(now) {
@@ -296,30 +311,33 @@ impl Machine {
         }
     }
 
-    /// Whether a silence of hashes or heads says something about the node.
+    /// Returns whether a silence of hashes or heads is judged in this state.
     fn is_judged(&self) -> bool {
         matches!(self.state, SourceState::Live | SourceState::Backfilling)
     }
 
+    /// Returns whether the node's pool may be compared in this state.
     fn may_compare(&self) -> bool {
         self.up == [true; 2] && self.state != SourceState::Syncing
     }
 
-    /// Both kinds of connections are up, or the node has begun or ceased to follow the chain.
+    /// Begins after both kinds of connections are open, or when the node has begun or ceased to
+    /// follow the chain.
     fn begin(&mut self, now: Instant) {
-        // If the new subscription is dead too, it is as silent as the one before; found so ever later.
+        // The rate is kept: if the new subscription is dead too, it is found by the same rate.
         self.activity = Activity::new(self.activity.read, self.activity.rate_per_s, now);
         if self.is_behind {
             self.state = SourceState::Syncing;
             // Its heads do not count until it follows the chain.
             return self.open_gap(GapReason::MissedHeads, now);
         }
-        // Without a list of the pool there is nothing to wait for.
+        // Without a list of the pool there is no backfill to wait for.
         self.state = if self.is_audited { SourceState::Backfilling } else { SourceState::Live };
-        let open = self.gaps.iter().filter(|gap| gap.to.is_none()).map(|gap| gap.reason);
+        let open = self.gaps.iter().filter(|gap| gap.closed_at.is_none()).map(|gap| gap.reason);
         self.compare(open.max().unwrap_or(GapReason::Audit), now);
     }
 
+    /// Dials again after a backoff.
     fn dial(&mut self, role: Role) {
         let delays = &mut self.delays[role as usize];
         let after = self.settings.limits.reconnect.delay(*delays, self.rng.random());
@@ -327,8 +345,9 @@ impl Machine {
         self.actions.push(Action::Dial { role, after });
     }
 
-    /// Looks at the requests that have failed since the latest answer.
-    fn failing(&mut self, failures: Option<Failures>, now: Instant) {
+    /// Decides whether the source is failing, from the requests for transactions that have failed
+    /// since the latest response, and drops the request connections when a new attempt is due.
+    fn record_failures(&mut self, failures: Option<Failures>, now: Instant) {
         let failures = failures.filter(|failures| {
             let lasted = now.saturating_duration_since(failures.since);
             failures.count >= MIN_FAILURES && lasted >= FAILING_AFTER
@@ -346,16 +365,17 @@ impl Machine {
         }
     }
 
-    /// Investigates a silence; first comes the result of a comparison that is running or due.
+    /// Investigates a silence, unless a comparison is running or due, whose result comes first.
     fn suspect(&mut self, now: Instant) {
         if !self.is_audited {
-            // If nothing can tell it from a dead subscription, it is treated as one: a new
-            // connection costs milliseconds, a dead one every transaction. But ever later.
-            self.activity.load_has_ended(now);
+            // Without a list, the silence cannot be told from a dead subscription, and is treated
+            // as one: a new connection costs milliseconds, and a dead one costs every transaction.
+            // Each time the silence must be longer.
+            self.activity.set_load_ended(now);
             self.stale(LossReason::NotListed);
         } else if self.state == SourceState::Backfilling {
-            // What runs may take minutes, and goes on beside a new connection.
-            self.activity.load_has_ended(now);
+            // The backfill may take minutes, and continues with the new connection.
+            self.activity.set_load_ended(now);
             self.stale(LossReason::SilentWhileBackfilling);
         } else if self.comparing.is_none() && self.compare_at.is_none() {
             self.gap(GapReason::Silence, now);
@@ -364,24 +384,25 @@ impl Machine {
 
     fn compare_failed(&mut self, reason: GapReason, after: Duration, may_pass: bool, now: Instant) {
         if let Some(wanted) = self.wanted.take_if(|wanted| *wanted >= GapReason::Reconnect) {
-            // It was of the connections before, maybe to another node.
+            // The failed comparison used the connections before, maybe to another node.
             return self.compare(wanted, now);
         }
-        let (before, since) = self.failing.unwrap_or((0, now));
+        let (before, since) = self.failed_comparisons.unwrap_or((0, now));
         let failures = before.saturating_add(1);
-        self.failing = Some((failures, since));
+        self.failed_comparisons = Some((failures, since));
         let lasted = now.saturating_duration_since(since);
-        let is_young = failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
+        let is_young = failures < MAX_COMPARE_FAILURES || lasted < MIN_COMPARE_FAILURE_TIME;
         self.is_audited &= may_pass && is_young;
         if self.is_audited {
             let backoff = self.settings.limits.reconnect.delay(before, self.rng.random());
-            // A node that misses the time-out may still build the list: requests must not pile up, whatever came meanwhile.
+            // After a time-out the node may still build the list. Requests must not pile up there,
+            // whatever happened meanwhile.
             let others = [self.wanted.take(), self.compare_at.map(|(_, other)| other)];
             let reason = others.into_iter().flatten().fold(reason, GapReason::max);
             self.compare_at = Some((now + backoff.max(after), reason));
             return;
         }
-        // Its announcements are still of use, its gaps stay open, and the next audit tries again.
+        // The source stays in use, its gaps stay open, and the next audit tries again.
         self.wanted = None;
         self.compare_at = None;
         if self.state == SourceState::Backfilling {
@@ -390,23 +411,25 @@ impl Machine {
         self.set_next_audit(now);
     }
 
-    /// Starts a comparison. If one is running, whose list may predate the reason, another follows it,
-    /// with the most severe of the reasons that came meanwhile. After a failed one only a reconnect, maybe
-    /// to another node, ends the pause.
+    /// Starts a comparison. If one is running, whose list may be older than the reason, another one
+    /// follows, with the most severe of the reasons that came meanwhile. After a failed comparison
+    /// there is a pause, which only a reconnect ends, because the node may be another one.
     fn compare(&mut self, reason: GapReason, now: Instant) {
         let is_off = self.settings.config.backfill == Backfill::Off;
-        let pauses = self.failing.is_some() && self.compare_at.is_some_and(|(at, _)| now < at);
+        let is_paused =
+            self.failed_comparisons.is_some() && self.compare_at.is_some_and(|(due, _)| now < due);
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
-            // What was due is done; the pause after a failed one goes on.
-            self.compare_at = self.compare_at.filter(|(at, _)| now < *at);
+            // Without backfill, a due comparison counts as done. The pause after a failed one
+            // continues.
+            self.compare_at = self.compare_at.filter(|(due, _)| now < *due);
             self.compared(0, now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
-        } else if pauses && reason < GapReason::Reconnect {
+        } else if is_paused && reason < GapReason::Reconnect {
             self.compare_later(now, reason);
         } else {
             self.comparing = Some(reason);
-            // This one covers all reasons.
+            // This comparison covers all other reasons.
             self.wanted = None;
             self.compare_at = None;
             self.next_audit = None;
@@ -417,10 +440,10 @@ impl Machine {
         }
     }
 
-    /// Compares at once, but not again soon: otherwise a node that cannot return its blocks would
-    /// have to list its pool at every head.
+    /// Compares at once, but not again within [`UNREAD_BLOCK_PAUSE`]: otherwise a node that cannot
+    /// return its blocks would have to list its pool at every head.
     fn unread_block(&mut self, now: Instant) {
-        match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
+        match self.unread_block_at.map(|began_at| began_at + UNREAD_BLOCK_PAUSE) {
             Some(due) if now < due && self.is_audited => {
                 self.open_gap(GapReason::UnreadBlock, now);
                 self.compare_later(due, GapReason::UnreadBlock);
@@ -429,29 +452,33 @@ impl Machine {
         }
     }
 
+    /// Schedules a comparison at `due`, or earlier if one is scheduled earlier.
     fn compare_later(&mut self, due: Instant, reason: GapReason) {
-        let (at, before) = self.compare_at.unwrap_or((due, reason));
-        // A node that failed to list its pool is not made to do so sooner.
-        let at = if self.failing.is_some() { at } else { at.min(due) };
-        self.compare_at = Some((at, before.max(reason)));
+        let (scheduled, scheduled_reason) = self.compare_at.unwrap_or((due, reason));
+        // The pause of a node that failed to list its pool is not shortened.
+        let due = if self.failed_comparisons.is_some() { scheduled } else { scheduled.min(due) };
+        self.compare_at = Some((due, scheduled_reason.max(reason)));
     }
 
-    /// With `failed` hashes missing still, the gaps stay open until the next audit, which fetches
-    /// these again: an overloaded node is not made to list its pool once more.
+    /// Ends a comparison. If the fetches of `failed` missing hashes failed, the gaps stay open
+    /// until the next audit fetches these again, so that an overloaded node does not have to list
+    /// its pool again at once.
     fn compared(&mut self, failed: u64, now: Instant) {
         if self.state == SourceState::Stale {
             // The gaps stay open until the comparison after the reconnect.
             return;
         }
         if let Some(reason) = self.wanted.take() {
-            // A gap was opened during the comparison, which may have read the pool before it.
+            // A gap was opened during the comparison, whose list may be older.
             return self.compare(reason, now);
         }
-        // That of a block which was unread meanwhile waits for its own: this list may be older.
-        let waits = self.compare_at.map(|_| GapReason::UnreadBlock);
-        let is_over = |gap: &&mut Gap| failed == 0 && gap.to.is_none() && Some(gap.reason) != waits;
-        for gap in self.gaps.iter_mut().filter(is_over) {
-            gap.to = Some(now);
+        // The gap of a block that could not be read meanwhile waits for its own comparison, because
+        // this list may be older.
+        let waiting = self.compare_at.map(|_| GapReason::UnreadBlock);
+        for gap in &mut self.gaps {
+            if failed == 0 && gap.closed_at.is_none() && Some(gap.reason) != waiting {
+                gap.closed_at = Some(now);
+            }
         }
         self.state = SourceState::Live;
         if self.next_audit.is_none() {
@@ -459,32 +486,36 @@ impl Machine {
         }
     }
 
+    /// Schedules the next audit, with a jitter of ±10 %.
     fn set_next_audit(&mut self, now: Instant) {
         let interval = self.settings.config.audit_interval;
         self.next_audit =
             interval.map(|interval| now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>()));
     }
 
+    /// Opens a gap, and compares.
     fn gap(&mut self, reason: GapReason, now: Instant) {
         self.open_gap(reason, now);
-        // Else the next audit finds out whether the pool can be listed again, or a comparison
-        // follows when the connections are up and the node follows the chain.
+        // Otherwise the next audit finds out whether the pool can be listed again, or a comparison
+        // follows when the connections are open and the node follows the chain.
         if self.is_audited && matches!(self.state, SourceState::Live | SourceState::Backfilling) {
             self.compare(reason, now);
         }
     }
 
+    /// Opens a gap, unless one for this reason is open.
     fn open_gap(&mut self, reason: GapReason, now: Instant) {
-        if self.gaps.iter().any(|gap| gap.to.is_none() && gap.reason == reason) {
+        if self.gaps.iter().any(|gap| gap.closed_at.is_none() && gap.reason == reason) {
             return;
         }
         if self.gaps.len() == MAX_GAPS {
-            let closed = self.gaps.iter().position(|gap| gap.to.is_some());
-            self.gaps.remove(closed.expect("of each reason at most one is open"));
+            let closed = self.gaps.iter().position(|gap| gap.closed_at.is_some());
+            self.gaps.remove(closed.expect("at most one gap of each reason is open"));
         }
-        self.gaps.push_back(Gap { reason, from: now, to: None, recovered: 0 });
+        self.gaps.push_back(Gap { reason, opened_at: now, closed_at: None, recovered: 0 });
     }
 
+    /// Drops the subscription connections, because the subscription is dead.
     fn stale(&mut self, reason: LossReason) {
         self.state = SourceState::Stale;
         self.actions.push(Action::Drop(Role::Subscription, reason));
@@ -503,7 +534,7 @@ mod tests {
     struct Run {
         machine: Machine,
         now: Instant,
-        /// Announcements that were read.
+        /// The number of announcements read.
         read: u64,
     }
 
@@ -540,12 +571,13 @@ mod tests {
         }
 
         fn open_gaps(&self) -> Vec<&'static str> {
-            let open = self.machine.gaps.iter().filter(|gap| gap.to.is_none());
+            let open = self.machine.gaps.iter().filter(|gap| gap.closed_at.is_none());
             open.map(|gap| gap.reason.as_str()).collect()
         }
 
-        /// Each line is an event, after the seconds that pass before it; the actions that follow; and, if they are
-        /// checked, the state and the open gaps afterwards. Or it is a title.
+        /// Plays a script. Each line has an event, after the seconds that pass before it; the
+        /// expected actions; and optionally the expected state and open gaps. Lines that begin with
+        /// # are titles.
         fn play(&mut self, script: &str) -> &mut Self {
             for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
                 if line.starts_with('#') {
@@ -559,13 +591,14 @@ mod tests {
                     words.next();
                 }
                 let (name, rest) = (words.next().unwrap_or("tick"), Vec::from_iter(words));
-                let number = |at: usize| rest.get(at).map_or(0, |word| word.parse().unwrap());
+                let number = |index: usize| rest.get(index).map_or(0, |word| word.parse().unwrap());
                 let role = || match rest[0] {
                     "s" => Role::Subscription,
                     _ => Role::Request,
                 };
-                let reason =
-                    || GapReason::ALL.into_iter().find(|it| it.as_str() == rest[0]).unwrap();
+                let reason = || {
+                    GapReason::ALL.into_iter().find(|reason| reason.as_str() == rest[0]).unwrap()
+                };
                 let event = match name {
                     "up" => Event::Up(role()),
                     "down" => Event::Down(role()),
@@ -624,7 +657,7 @@ mod tests {
         Event::CompareFailed { after, is_retryable: true }
     }
 
-    /// The node does not have the method.
+    /// The comparison fails because the node does not have the method.
     const UNLISTED: Event = Event::CompareFailed { after: Duration::ZERO, is_retryable: false };
 
     const LIVE: &str = "
@@ -632,9 +665,9 @@ mod tests {
         up r        -> compare start_up | backfilling | start_up
         compared 3  ->                  | live        |";
 
-    /// Audits found everything missing, and the source was live for ever.
+    /// Before the fix audits found everything missing, and the source was live for ever.
     #[test]
-    fn a_subscription_that_never_announced_is_suspected_when_an_audit_finds_what_it_missed() {
+    fn a_subscription_that_never_announced_is_suspected_after_an_audit() {
         Run::new(&config()).play(LIVE).play(
             "
             +12 head 1 ->
@@ -645,7 +678,7 @@ mod tests {
             +5 compared 4 0 2 -> drop: no hashes are announced, but the node listed 2 new ones | stale
             ",
         );
-        // It announces: no audit makes it suspicious.
+        // A subscription that announces is not suspected.
         Run::new(&config()).play(LIVE).play(
             "
             +12 head 1 ->
@@ -658,9 +691,9 @@ mod tests {
         );
     }
 
-    /// It was looked at only once the backfill was over, which may take minutes.
+    /// Before the fix silence was judged only after the backfill, which may take minutes.
     #[test]
-    fn a_subscription_that_falls_silent_is_noticed_while_a_backfill_runs() {
+    fn a_silent_subscription_is_noticed_while_a_backfill_runs() {
         let mut run = Run::new(&config());
         run.play(LIVE);
         (0..10).for_each(|_| _ = run.play("+1 tick 100 ->"));
@@ -679,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_connects_compares_is_live_and_does_so_again_after_every_gap() {
+    fn a_source_is_compared_and_live_again_after_every_gap() {
         const HISTORIES: &str = "
             # the loss of either connection
             down s     -> dial s            | connecting  | reconnect
@@ -833,9 +866,9 @@ mod tests {
         }
     }
 
-    /// The one that had opened last had it all.
+    /// Before the fix everything counted for the gap that was opened last.
     #[test]
-    fn what_a_comparison_brought_in_counts_for_its_own_gap() {
+    fn recovered_transactions_count_for_the_gap_of_their_comparison() {
         let mut run = Run::new(&config());
         run.play(LIVE).play(
             "
@@ -850,9 +883,9 @@ mod tests {
         assert!(gaps.eq([("start_up", 3), ("lagged", 5), ("reorg", 2)]));
     }
 
-    /// It was the oldest one, and gone without a trace.
+    /// Before the fix the oldest gap was removed, although it was open.
     #[test]
-    fn an_open_gap_is_kept_however_many_others_come() {
+    fn an_open_gap_is_kept_however_many_others_follow() {
         let mut run = Run::new(&config());
         run.play(LIVE).play("gap unread_block -> compare unread_block \n compared -> | live |");
         let opened = run.now;
@@ -864,12 +897,12 @@ mod tests {
                 compared         -> | live | unread_block",
             );
         }
-        let open = run.machine.gaps.iter().find(|gap| gap.to.is_none()).expect("kept");
-        assert_eq!((run.machine.gaps.len(), open.from), (MAX_GAPS, opened + S / 10));
+        let open = run.machine.gaps.iter().find(|gap| gap.closed_at.is_none()).expect("kept");
+        assert_eq!((run.machine.gaps.len(), open.opened_at), (MAX_GAPS, opened + S / 10));
     }
 
     #[test]
-    fn a_source_starts_as_its_node_and_its_configuration_allow() {
+    fn a_source_starts_as_its_node_and_configuration_permit() {
         let off = || FetcherConfig { backfill: Backfill::Off, ..config() };
         for (config, script) in [
             (
@@ -933,7 +966,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_to_connect_are_ever_slower_until_a_connection_has_lived() {
+    fn attempts_to_connect_slow_down_until_a_connection_has_lived() {
         let Backoff { base, cap } = Limits::default().reconnect;
         for (event, lives) in [(Event::DialFailed as fn(_) -> _, false), (Event::Down, true)] {
             let mut run = Run::new(&config());
@@ -958,7 +991,8 @@ mod tests {
         }
     }
 
-    /// 100 hashes a second for a minute with a head every 12 s, then two heads without a hash.
+    /// Plays 100 hashes a second for a minute with a head every 12 s, then two heads without a
+    /// hash.
     fn silent(config: FetcherConfig) -> Run {
         let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config });
         run.on(Event::Up(Role::Subscription));
@@ -972,14 +1006,14 @@ mod tests {
                 run.on(Event::Head(second));
             }
         }
-        // Without a head for long: it is the chain that stands still.
+        // Without heads, the chain stands still, and the silence does not count.
         assert_eq!(run.pass(10 * S).tick(), []);
         run.play("head 100 -> \n tick -> \n +1 head 101 -> | live |");
         run
     }
 
     #[test]
-    fn a_silent_source_is_looked_into_and_dropped_only_if_its_node_has_new_hashes() {
+    fn a_silent_source_is_dropped_only_if_its_node_has_new_hashes() {
         for script in [
             "
                 # the node has new hashes
@@ -1025,7 +1059,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_ended_is_no_dead_subscription_and_is_not_looked_into_again_and_again() {
+    fn an_ended_load_is_not_investigated_again_and_again() {
         let mut run = silent(config());
         run.play("tick -> compare silence \n +5 compared -> | live |");
         let mut comparisons = 0;
@@ -1039,13 +1073,13 @@ mod tests {
     }
 
     #[test]
-    fn a_source_whose_every_request_fails_is_not_live_and_its_connections_are_opened_again() {
+    fn a_source_is_failing_and_reconnects_when_all_requests_fail() {
         let dropped =
             "drop r: none of 8 requests for transactions had an answer: no response in 2s";
         let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
         run.play(LIVE).play(&format!(
             "
-                # not often enough, and not for long enough
+                # too few failures, or for too short a time
                 +20 failures 7 20 -> | live |
                 failures 8 9      -> | live |
                 +1 failures 8 10  -> {dropped} | failing
@@ -1063,13 +1097,13 @@ mod tests {
                 down r            -> dial r
                 up r              -> compare reconnect
                 compared          ->
-                # an answer
+                # a request succeeds
                 failures          -> | live |"
         ));
     }
 
     #[test]
-    fn a_burst_as_long_as_a_nodes_buffer_is_followed_by_a_comparison_and_a_high_rate_by_none() {
+    fn a_burst_is_followed_by_a_comparison_and_a_high_rate_is_not() {
         let tick = Duration::from_millis(100);
         let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
         run.play(LIVE).play("+0.1 tick 1000 -> \n +0.1 tick 1048 ->");
@@ -1106,8 +1140,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens: with both connections up and comparisons answered, a source is live
-        /// again, no gap is open, and no two comparisons run at once.
+        /// Whatever happened before, a source is live again and has no open gap when both
+        /// connections are open and comparisons succeed. Two comparisons never run at once.
         #[test]
         fn every_history_ends_live_once_the_node_behaves(
             events in proptest::collection::vec((any_event(), 0u64..3000), 0..200)
@@ -1116,7 +1150,7 @@ mod tests {
             let mut comparing = false;
             let mut up = [false; 2];
             for (event, millis) in events {
-                // Only events that the source could report in this state.
+                // Skip events that cannot occur in this state.
                 match &event {
                     Event::Up(role) if up[*role as usize] => continue,
                     Event::Down(role) | Event::DialFailed(role)
@@ -1135,17 +1169,19 @@ mod tests {
                     }
                 }
                 let state = run.machine.state;
-                prop_assert_eq!(state == SourceState::Connecting, up != [true; 2] && state != SourceState::Stale);
+                let is_connecting = up != [true; 2] && state != SourceState::Stale;
+                prop_assert_eq!(state == SourceState::Connecting, is_connecting);
             }
             let actions = run.on(Event::Behind(false));
             comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
             for role in [Role::Subscription, Role::Request] {
                 if !up[role as usize] {
-                    comparing |= run.on(Event::Up(role)).iter().any(|a| matches!(a, Action::Compare(_)));
+                    let actions = run.on(Event::Up(role));
+                    comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
                 }
             }
-            // Longer than the pause between two comparisons for unread blocks, and than the time to the
-            // next audit of a source that is not audited.
+            // Longer than the pause between two comparisons for unread blocks, and than the time to
+            // the next audit of a source that is not audited.
             for _ in 0..80 {
                 run.pass(2 * S);
                 let actions = if run.machine.state == SourceState::Stale {

@@ -1,10 +1,10 @@
-//! One source: its state machine, and the shell that carries out its actions and tells it the
-//! events that result. Entry: [`Source::run`]; the machine is [`machine`].
+//! One source: the shell around its state machine, which performs the machine's actions and passes
+//! it the events that result. Entry: [`Source::run`]; [`machine`] makes the decisions.
 //!
-//! Subscription and request connections are supervised separately, because either may fail alone.
+//! Subscription and request connections are supervised separately, because each may fail alone.
 //!
 //! # Locks
-//! | lock | who takes it | for how long |
+//! | lock | taken by | for how long |
 //! |---|---|---|
 //! | status | the source's shell, `status()` | to write or clone the status |
 
@@ -31,7 +31,7 @@ pub(crate) use self::status::{AUDITS_WAITING, Changes, Inbox, SourceShared};
 pub use self::{machine::SourceState, status::SourceStatus};
 use self::{
     machine::{Action, Event, Machine, Role},
-    sync_state::{SyncAnswer, SyncState},
+    sync_state::{SyncResponse, SyncState},
 };
 use crate::{
     announce::{self, Backlog, Readers, Subscription},
@@ -52,25 +52,26 @@ use crate::{
 /// How often the machine gets a tick: the resolution of its timers.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A request for a comparison, by a caller of [`Fetcher::audit`](crate::Fetcher::audit).
+/// A request for a comparison, by a caller of
+/// [`FetcherHandle::audit`](crate::FetcherHandle::audit).
 pub(crate) struct AuditRequest {
     pub(crate) mode: AuditMode,
-    pub(crate) at: Instant,
+    pub(crate) requested_at: Instant,
     pub(crate) reply: oneshot::Sender<Result<AuditReport, SnapshotError>>,
 }
 
-/// What became of a task of the source.
+/// The result of a task of the source.
 enum Message {
-    /// With what is to be read of it.
+    /// The subscription is active. The readers are the tasks that read it.
     SubscriptionUp(Subscription, Readers),
-    /// With what the node says of its chain.
-    RequestsUp(Arc<Requests<PoolRequest>>, SyncAnswer),
+    /// The request connections are open, with the progress of the node.
+    RequestsUp(Arc<Requests<PoolRequest>>, SyncResponse),
     DialFailed(Role, ConnectError),
     Lost(Role, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
 }
 
-/// What all sources share.
+/// The parts of the fetcher that all sources share.
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) context: Arc<Context>,
@@ -78,6 +79,7 @@ pub(crate) struct Parts {
     pub(crate) chain: Arc<Chain>,
 }
 
+/// The shell of one source.
 pub(crate) struct Source {
     parts: Parts,
     index: usize,
@@ -86,9 +88,9 @@ pub(crate) struct Source {
     tasks: JoinSet<Option<Message>>,
     subscription: Option<Subscription>,
     sync: SyncState,
-    /// The error of a source on another chain is logged.
+    /// The error of a source on another chain was logged.
     is_on_other_chain: bool,
-    /// Whether a connection was lost since it was live.
+    /// Whether a connection was lost since the source was live.
     is_lost: bool,
 }
 
@@ -119,12 +121,15 @@ impl Source {
         let stop = source.parts.context.tasks.stop.clone();
         while source.machine.state != SourceState::Ended {
             tokio::select! {
-                // That a connection is up is known before what it reports; reports, of which there may be many, are last.
+                // Messages come before reports, so that a connection is known before its reports.
+                // Reports are last, because there may be many.
                 biased;
                 () = stop.cancelled() => break,
                 Some(joined) = source.tasks.join_next() => match joined {
-                    Ok(message) => message.into_iter().for_each(|it| source.on_message(it)),
-                    // The event that it was to report would never come, so the fetcher ends.
+                    Ok(message) => {
+                        message.into_iter().for_each(|message| source.on_message(message));
+                    }
+                    // The event of the task would never come, so the fetcher ends.
                     Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
                     Err(_) => {}
                 },
@@ -141,7 +146,7 @@ impl Source {
         }
     }
 
-    /// Starts a task with nothing to say at its end.
+    /// Spawns a task without a message at its end.
     fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task.map(|()| None));
     }
@@ -156,7 +161,7 @@ impl Source {
         let backlog = self.shared.backlog.len();
         self.shared.metrics.backlog.set(backlog as f64);
         self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
-        // The announcement reader reports this too, but not while it waits for a slot.
+        // The reader of announcements reports this too, but not while it waits for a slot.
         self.parts.context.deferral.observe_backlog(self.index, || backlog);
         if let Some(head) = self.sync.head() {
             self.shared.metrics.head.set(head.number as f64);
@@ -165,13 +170,15 @@ impl Source {
         self.tick_machine(now);
     }
 
+    /// Passes the number of hashes read to the machine.
     fn tick_machine(&mut self, now: Instant) {
         self.check_sync(now);
         self.machine.on(Event::Failures(self.shared.limit.failures()), now);
-        let read = self.shared.backlog.read();
+        let read = self.shared.backlog.hashes_read();
         self.machine.on(Event::Tick { read }, now);
     }
 
+    /// Passes the machine whether the node follows the chain.
     fn check_sync(&mut self, now: Instant) {
         let latest = lock(&self.parts.chain.follower).latest_timestamp(now);
         let is_behind = self.sync.is_behind(latest, sync_state::since_epoch(), now);
@@ -189,7 +196,7 @@ impl Source {
     fn on_report(&mut self, report: Report) {
         let event = match report {
             Report::Head(head) => {
-                self.sync.saw(head, Instant::now());
+                self.sync.record(head, Instant::now());
                 Event::Head(head.number)
             }
             Report::Gap(reason) => Event::Gap(reason),
@@ -231,7 +238,7 @@ impl Source {
             Message::RequestsUp(requests, sync) => {
                 self.sync.set_says_syncing(sync.says_syncing);
                 if let Some(head) = sync.head {
-                    self.sync.saw(head, now);
+                    self.sync.record(head, now);
                 }
                 let context = Arc::clone(&self.parts.context);
                 context.connections.set(self.index, Some(Arc::clone(&requests)));
@@ -255,11 +262,12 @@ impl Source {
             }
             Message::DialFailed(role, error) => {
                 self.parts.context.metrics.connect_failures.increment(1);
-                self.parts.context.chain_id.tried(self.index);
+                self.parts.context.chain_id.set_tried(self.index);
                 let is_on_other_chain = matches!(error, ConnectError::OtherChain { .. });
-                match is_on_other_chain && !self.is_on_other_chain {
-                    true => tracing::error!(%error, "a source of another chain is not used"),
-                    false => tracing::debug!(%error, ?role, "cannot connect"),
+                if is_on_other_chain && !self.is_on_other_chain {
+                    tracing::error!(%error, "a source on another chain is not used");
+                } else {
+                    tracing::debug!(%error, ?role, "cannot connect: another attempt follows");
                 }
                 self.is_on_other_chain |= is_on_other_chain;
                 self.shared.fail(SourceError::Connect(error));
@@ -269,7 +277,7 @@ impl Source {
                 if role == Role::Subscription {
                     self.subscription = None;
                 }
-                metrics::reconnected(reason.as_str());
+                metrics::count_lost_connection(reason.as_str());
                 tracing::warn!(
                     endpoint = %self.parts.context.settings.config.sources[self.index], ?role, %reason,
                     "connection lost"
@@ -279,7 +287,7 @@ impl Source {
                 self.machine.on(Event::Down(role), now);
             }
             Message::Compared(Ok(report), _) => {
-                // A silent source is judged only after its latest announcements are counted.
+                // The latest announcements are counted before a silent source is judged.
                 self.tick_machine(now);
                 self.machine.on(Event::Compared(report), now);
             }
@@ -291,8 +299,9 @@ impl Source {
         }
     }
 
+    /// Notes that the connections of a role are open.
     fn up(&mut self, role: Role, now: Instant) {
-        // Before the pool is compared.
+        // This comes first, so that the pool of a node that is syncing is not compared.
         self.check_sync(now);
         self.machine.on(Event::Up(role), now);
         if self.machine.state != SourceState::Connecting {
@@ -300,7 +309,7 @@ impl Source {
         }
     }
 
-    /// Requests the current head. Heads are already announced, so none can be missed in between.
+    /// Requests the current head. New heads are announced already, so none is missed in between.
     fn request_head(&mut self) {
         let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
         let backlog = Arc::clone(&self.shared.backlog);
@@ -312,7 +321,7 @@ impl Source {
         });
     }
 
-    /// Carries out the machine's actions.
+    /// Performs the machine's actions.
     fn perform(&mut self) {
         for action in std::mem::take(&mut self.machine.actions) {
             match action {
@@ -337,6 +346,7 @@ impl Source {
         }
     }
 
+    /// Publishes the state of the machine in the status, the log and the metrics.
     fn publish(&mut self) {
         let state = self.machine.reported_state();
         let audited = self.machine.is_audited;
@@ -349,7 +359,8 @@ impl Source {
             status.gaps.extend(self.machine.gaps.iter().copied());
             (before, std::mem::replace(&mut status.audited, audited))
         };
-        // Without the lock: the log subscriber and the metrics recorder are the host's.
+        // Outside of the lock, because the log subscriber and the metrics recorder are code of the
+        // host.
         let context = Arc::clone(&self.parts.context);
         let endpoint = &context.settings.config.sources[self.index];
         if audited_before != audited {
@@ -372,15 +383,16 @@ impl Source {
                 SourceState::Backfilling | SourceState::Live | SourceState::Failing
             );
             self.parts.chain.set_may_lead(self.index, may_lead);
-            let (from, to) = (before.as_str(), state.as_str());
-            match state == SourceState::Live && std::mem::take(&mut self.is_lost) {
-                // At the level of the loss: who was told of that is told of its end.
-                true => tracing::warn!(%endpoint, from, to, "source"),
-                false => tracing::info!(%endpoint, from, to, "source"),
+            let names = (before.as_str(), state.as_str());
+            if state == SourceState::Live && std::mem::take(&mut self.is_lost) {
+                // The level is that of the loss, so that the same readers see its end.
+                tracing::warn!(%endpoint, from = names.0, to = names.1, "the state of the source has changed");
+            } else {
+                tracing::info!(%endpoint, from = names.0, to = names.1, "the state of the source has changed");
             }
             self.shared.metrics.state.set(f64::from(state as u8));
             if before == SourceState::Syncing && may_lead {
-                // Its heads did not count until now.
+                // The heads of this source did not count until now.
                 self.request_head();
             }
         }
@@ -389,10 +401,10 @@ impl Source {
     fn dial(&mut self, role: Role, after: Duration) {
         let (parts, index) = (self.parts.clone(), self.index);
         let backlog = Arc::clone(&self.shared.backlog);
-        let known = lock(&self.shared.status).node.is_some();
+        let was_connected = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let dialed = dial(&parts, index, role, &backlog, known).await;
+            let dialed = dial(&parts, index, role, &backlog, was_connected).await;
             Some(dialed.unwrap_or_else(|error| Message::DialFailed(role, error)))
         });
     }
@@ -413,89 +425,90 @@ impl Source {
         }
     }
 
-    /// Starts the task that runs the comparisons requested by callers, one at a time.
+    /// Spawns the task that runs the comparisons which callers request, one at a time.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let comparison = self.comparison(GapReason::Audit, false);
         self.spawn(async move {
             let (context, index) = (Arc::clone(&comparison.context), comparison.source);
             let limits = &context.settings.limits;
-            while let Some(AuditRequest { mode, at, reply }) = audits.recv().await {
+            while let Some(AuditRequest { mode, requested_at, reply }) = audits.recv().await {
                 if reply.is_closed() {
-                    // The caller has stopped waiting before it began.
+                    // The caller has stopped waiting before the comparison began.
                     continue;
                 }
                 let comparison = Comparison { mode, ..comparison.clone() };
                 let result = tokio::select! {
-                    // What is complete is reported, however late.
+                    // A complete comparison is reported, however late it is.
                     biased;
                     (result, _) = comparison.run() => result,
-                    () = sleep_until((at + limits.audit_timeout).into()) => {
+                    () = sleep_until((requested_at + limits.audit_timeout).into()) => {
                         Err(SnapshotError::Unfinished(limits.audit_timeout))
                     }
                     () = context.connections.down_for(index, limits.call_timeout) => {
                         Err(SnapshotError::ConnectionLost)
                     }
                 };
-                // It continues without the caller, because what it fetches has entered.
+                // The error means that the caller no longer waits. The comparison was continued,
+                // because the hashes that it fetches have entered.
                 let _ = reply.send(result);
             }
         });
     }
 }
 
-/// Opens the connections of one role. `known`: the source was up before.
+/// Opens the connections of one role. `was_connected` says that the source was connected before.
 async fn dial(
     parts: &Parts,
     index: usize,
     role: Role,
     backlog: &Arc<Backlog>,
-    known: bool,
+    was_connected: bool,
 ) -> Result<Message, ConnectError> {
     let Parts { context, fetch, .. } = parts;
     match (role, context.settings.in_process_pool(index)) {
         (Role::Subscription, pool) => {
             let (subscription, readers) = match pool {
                 Some(pool) => in_process::subscribe(context, fetch, index, pool, backlog).await?,
-                None => announce::subscribe(context, fetch, index, backlog, known).await?,
+                None => announce::subscribe(context, fetch, index, backlog, was_connected).await?,
             };
             Ok(Message::SubscriptionUp(subscription, readers))
         }
         (Role::Request, Some(pool)) => {
             let queues = in_process::start(context, fetch, pool)?;
-            Ok(Message::RequestsUp(Requests::InProcess(queues).into(), SyncAnswer::default()))
+            Ok(Message::RequestsUp(Requests::InProcess(queues).into(), SyncResponse::default()))
         }
-        (Role::Request, None) => open_requests(context, index, known).await,
+        (Role::Request, None) => open_requests(context, index, was_connected).await,
     }
 }
 
-/// Opens the request connections of a node, and finds out how far it is.
+/// Opens the request connections of a node, and asks for its progress.
 async fn open_requests(
     context: &Context,
     index: usize,
-    known: bool,
+    was_connected: bool,
 ) -> Result<Message, ConnectError> {
     let Settings { config, limits } = &*context.settings;
     let endpoint = &config.sources[index];
-    let Dialed { connection, node } = node::dial(endpoint, limits, known).await?;
+    let Dialed { connection, node } = node::dial(endpoint, limits, was_connected).await?;
     context.chain_id.check(index, endpoint, node.chain_id).await?;
     let limit = limits.ping_timeout;
     let says_syncing = chain::says_syncing(&connection, limit).await;
-    // Without one of the two, its head cannot make it count as syncing.
+    // Otherwise its head alone cannot make it count as syncing.
     let needs_head = says_syncing || config.sources.len() > 1;
-    let head = if needs_head { chain::head_of(&connection, limit).await } else { None };
+    let head = if needs_head { chain::latest_head(&connection, limit).await } else { None };
     let mut connections = vec![connection];
     while connections.len() < config.request_connections {
         connections.push(Arc::new(Connection::open(endpoint, limits).await?));
     }
     let requests = NodeRequests::new(connections, context.settings.deferrable_connections());
-    Ok(Message::RequestsUp(Requests::Node(requests).into(), SyncAnswer { says_syncing, head }))
+    Ok(Message::RequestsUp(Requests::Node(requests).into(), SyncResponse { says_syncing, head }))
 }
 
-/// Asks a node at regular intervals how far it is, until the connection is lost.
+/// Asks a node for its progress at regular intervals, until the connection is lost.
 async fn report_sync(calls: Arc<Connection>, limits: Limits, backlog: Arc<Backlog>) {
     loop {
         tokio::select! {
-            // The order is irrelevant: the end is seen after the next interval too.
+            // The order is irrelevant: the end is noticed after the next interval too.
             _ = calls.ended.wait() => return,
             () = sleep(limits.ping_interval) => {}
         }
@@ -509,7 +522,8 @@ async fn report_sync(calls: Arc<Connection>, limits: Limits, backlog: Arc<Backlo
 
 impl Drop for Source {
     fn drop(&mut self) {
-        // Also after a panic; the threads that call a pool in this process end with its reader.
+        // This also runs after a panic. The threads that call a pool in this process end with its
+        // queues.
         self.parts.context.connections.set(self.index, None);
         self.parts.context.metrics.lagged.add(self.shared.backlog.close());
         self.parts.context.deferral.observe_backlog(self.index, || 0);

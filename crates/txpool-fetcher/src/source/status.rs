@@ -1,4 +1,5 @@
-//! The status of a source, and the state that it shares with its handle and its comparisons.
+//! The status of a source, and the state that it shares with the fetcher's handle and its
+//! comparisons.
 
 use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
@@ -17,43 +18,46 @@ use crate::{
     sync::lock,
 };
 
-/// The status of one source at one moment, see [`Fetcher::status`](crate::Fetcher::status).
+/// The status of one source at one moment: an element of the result of
+/// [`FetcherHandle::status`](crate::FetcherHandle::status).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SourceStatus {
-    /// The endpoint of its node.
+    /// The endpoint of the source.
     pub endpoint: Endpoint,
-    /// What it is doing.
+    /// What the source is doing.
     pub state: SourceState,
-    /// The client version and chain id of the node, once it was reached.
+    /// The client version and chain id of the node. `None` until it is reached for the first time.
     pub node: Option<NodeInfo>,
     /// What the node announces: [`Hashes`](Announcements::Hashes), or [`Full`](Announcements::Full)
-    /// transactions; until it is reached, what is configured.
+    /// transactions. Until the node is reached, the configured value.
     pub announcements: Announcements,
-    /// Whether the node's pool can be compared with ours, as far as is known. If not, the source is
-    /// still live, but transactions that the node does not announce stay unknown. It is false if
-    /// the node has no `txpool_content`, or if listing its pool failed three times in a row, over ten seconds or more; the
-    /// next attempt is the next audit.
+    /// Whether the node's pool can be compared with the fetcher's, as far as is known. If not, the
+    /// source may still be live, but transactions that the node does not announce stay unknown. It
+    /// is false if the node has no `txpool_content`, or if listing its pool failed three times in a
+    /// row, over ten seconds or more. The next attempt is the next audit.
     pub audited: bool,
-    /// How many connections were lost after they had worked.
+    /// The number of connections that were lost after they had worked.
     pub reconnects: u64,
-    /// Why the latest connection was lost, or the latest attempt or comparison failed.
+    /// The latest failure: why a connection was lost, or an attempt to connect or a comparison
+    /// failed.
     pub last_error: Option<Arc<SourceError>>,
-    /// The latest 32 gaps in its announcements, oldest first. An open one is kept however old it is.
+    /// The latest 32 gaps in the announcements, oldest first. An open gap is kept however old it
+    /// is.
     pub gaps: Vec<Gap>,
-    /// How many comparisons with the node's pool were started, for any reason.
+    /// The number of comparisons with the node's pool that were started, for any reason.
     pub audits: u64,
-    /// Hashes that running comparisons found missing and have not fetched yet: the rest of a
-    /// backfill. Those of the last few fetch slots may still be in flight when it is 0.
+    /// The number of hashes that running comparisons found missing and have not begun to fetch: the
+    /// rest of a backfill. The last few fetches may still be in flight when it is 0.
     pub to_recover: u64,
-    /// How many hashes the node announced.
+    /// The number of hashes that the node announced.
     pub announced: u64,
-    /// How many of these no other source had announced before.
+    /// The number of these that no other source had announced before.
     pub first_seen: u64,
-    /// Announcements read from the socket that the announcement reader has not processed yet.
+    /// The number of announcements that were read from the socket and are not processed yet.
     pub backlog: u64,
-    /// The limit of requests in flight at this node: its share of [`FetcherConfig::fetch_slots`], or
-    /// less while it is overloaded.
+    /// The limit of requests in flight at this node: its share of [`FetcherConfig::fetch_slots`],
+    /// or less while it is overloaded.
     ///
     /// [`FetcherConfig::fetch_slots`]: crate::FetcherConfig::fetch_slots
     pub fetch_limit: usize,
@@ -61,23 +65,24 @@ pub struct SourceStatus {
     pub head: Option<u64>,
 }
 
-/// Requests for audits that may wait for one source while one runs; further callers get an error.
+/// The number of requests for audits that may wait for one source while one runs. Further callers
+/// get `SnapshotError::Busy`.
 pub(crate) const AUDITS_WAITING: usize = 4;
 
-/// What a source's announcements and heads report may wait for its shell, which reads it at once.
+/// Capacity of the queue of reports to the shell of a source, which reads them at once.
 const REPORTS_WAITING: usize = 256;
 
-/// Where a source receives from the other parts, and its name in the metrics.
+/// The receiving ends of a source's queues, and its name in the metrics.
 pub(crate) struct Inbox {
     pub(super) audits: mpsc::Receiver<AuditRequest>,
     pub(super) reports: mpsc::Receiver<Report>,
-    /// Until the source ends: the handle may outlive it.
+    /// Held until the source ends, because the handle may outlive the source.
     pub(super) name: SourceName,
 }
 
 /// The state that a source shares with its handle.
 pub(crate) struct SourceShared {
-    /// To its [`Inbox`].
+    /// Sends requests for audits to its [`Inbox`].
     pub(crate) audit_requests: mpsc::Sender<AuditRequest>,
     pub(super) status: Mutex<SourceStatus>,
     pub(crate) backlog: Arc<Backlog>,
@@ -87,11 +92,11 @@ pub(crate) struct SourceShared {
     changes: Changes,
 }
 
-/// Notified of each change of a source's state, whether it is audited, or its latest error.
+/// Notifies of each change of a source's state, of its latest error, and of whether it is audited.
 pub(crate) type Changes = Arc<watch::Sender<()>>;
 
 impl SourceShared {
-    /// With where the source receives.
+    /// Makes the shared state of a source, and the ends of its queues.
     pub(crate) fn new(
         endpoint: Endpoint,
         settings: &Settings,
@@ -100,9 +105,10 @@ impl SourceShared {
         let (audit_requests, audits) = mpsc::channel(AUDITS_WAITING);
         let (reports, reported) = mpsc::channel(REPORTS_WAITING);
         let (name, metrics) = SourceName::claim(&endpoint);
-        // Until the first failure to list it.
+        // The pool counts as comparable until a comparison shows otherwise.
         metrics.audited.set(1.0);
-        // One of several that does not respond holds an equal share of the slots: the others have the rest.
+        // With several sources each has an equal share, so that one that does not respond leaves
+        // slots to the others: see `FetcherConfig::fetch_slots`.
         let slots = settings.config.fetch_slots.div_ceil(settings.config.sources.len());
         let shared = Self {
             audit_requests,
@@ -144,17 +150,19 @@ impl SourceShared {
         }
     }
 
+    /// Sets the latest failure.
     pub(super) fn fail(&self, error: SourceError) {
         lock(&self.status).last_error = Some(Arc::new(error));
         self.changed();
     }
 
+    /// Sets what the node announces.
     pub(super) fn announces(&self, announcements: Announcements) {
         lock(&self.status).announcements = announcements;
         self.changed();
     }
 
-    /// The source has ended: it is not live any more, and its gauges are those of no work.
+    /// Notes that the source has ended, and sets its gauges to 0.
     pub(super) fn end(&self) {
         lock(&self.status).state = SourceState::Ended;
         self.changed();
@@ -165,7 +173,7 @@ impl SourceShared {
         self.metrics.fetch_limit.set(0.0);
     }
 
-    /// Notifies those who wait that the status has changed.
+    /// Notifies waiters that the status has changed.
     pub(super) fn changed(&self) {
         self.changes.send_replace(());
     }

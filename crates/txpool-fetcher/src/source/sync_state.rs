@@ -1,4 +1,5 @@
-//! Whether a node follows the chain, and whether this machine's clock is to be believed in that.
+//! The progress of a node: decides whether it follows the chain, and whether this machine's clock
+//! seems to be ahead.
 
 use std::{
     collections::VecDeque,
@@ -9,32 +10,32 @@ use chain_view::Head;
 
 use crate::limits::MAX_HEAD_AGE;
 
-/// How far apart the heads are that are compared with the clock, at least.
+/// The shortest time between two heads that are compared with the clock.
 const HEAD_SPACING: Duration = Duration::from_secs(5);
 
 /// The shortest time over which the heads are compared with the clock: one block.
 const MIN_PACE_TIME: Duration = Duration::from_secs(10);
 
-/// How much faster than the clock a chain may advance that is followed: a head may come some seconds late,
-/// and the next one in time.
+/// How much faster than the clock the heads of a node that follows the chain may advance: a head
+/// may come some seconds late, and the next one in time.
 const MAX_PACE: f64 = 1.5;
 const PACE_SLACK: Duration = Duration::from_secs(2);
 
-/// What a node has said when it was asked how far it is.
+/// The response of a node that was asked for its progress.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SyncAnswer {
+pub(super) struct SyncResponse {
     pub(super) says_syncing: bool,
     pub(super) head: Option<Head>,
 }
 
-/// What is known of how far a node is.
+/// The progress of a node on the chain.
 #[derive(Debug, Default)]
 pub(super) struct SyncState {
     says_syncing: bool,
     head: Option<Head>,
-    /// The timestamps of heads of the last minute, and when they came.
+    /// The timestamps of heads of the last minute, and the times at which they came.
     recent: VecDeque<(Duration, Instant)>,
-    /// By how much this machine's clock is ahead, while it seems to be.
+    /// How much this machine's clock is ahead, while it seems to be.
     ahead: Option<Duration>,
     is_ahead_reported: bool,
 }
@@ -48,8 +49,8 @@ impl SyncState {
         self.says_syncing = says_syncing;
     }
 
-    /// Notes a head that the node has announced or returned.
-    pub(super) fn saw(&mut self, head: Head, now: Instant) {
+    /// Records a head that the node announced or returned.
+    pub(super) fn record(&mut self, head: Head, now: Instant) {
         let is_new = self.head.is_none_or(|before| before.hash != head.hash);
         self.head = Some(head);
         let is_spaced = self
@@ -61,15 +62,16 @@ impl SyncState {
         }
     }
 
-    /// Whether the node is behind the chain: its head is old by this machine's clock, and either it says
-    /// that it is syncing and its heads do not come at the pace of the clock, or another source has told
-    /// a head that is as much newer.
+    /// Returns whether the node is behind the chain: its head is old by this machine's clock, and
+    /// either it says that it is syncing and its heads do not come at the pace of the clock, or
+    /// another source has announced a head that is newer by as much.
     ///
-    /// No one of these decides alone. A development chain may mine nothing for days, geth says that it
-    /// is syncing for hours while it indexes transactions at the head of the chain, and the clock of
-    /// this machine may be wrong.
+    /// None of these is enough alone. A development chain may mine nothing for days, geth says that
+    /// it is syncing for hours while it indexes transactions at the head of the chain, and the
+    /// clock of this machine may be wrong.
     ///
-    /// `latest_timestamp`: that of the newest head of any source. `unix_time`: the machine's clock.
+    /// `latest_timestamp` is that of the newest head of any source, `unix_time` the machine's
+    /// clock.
     pub(super) fn is_behind(
         &mut self,
         latest_timestamp: Option<u64>,
@@ -90,32 +92,33 @@ impl SyncState {
         self.says_syncing && !is_paced || is_outpaced
     }
 
-    /// By how much this machine's clock seems to be ahead, once each time that it begins to be.
+    /// Returns how much this machine's clock seems to be ahead, once each time that it begins to
+    /// be.
     pub(super) fn newly_ahead(&mut self) -> Option<Duration> {
         let ahead = self.ahead.filter(|_| !self.is_ahead_reported)?;
         self.is_ahead_reported = true;
         Some(ahead)
     }
 
-    /// Whether the heads of the last minute are as far apart by their timestamps as they came by the
-    /// monotonic clock. Those of a node that is syncing come much faster.
+    /// Returns whether the heads of the last minute advance about as fast as the monotonic clock.
+    /// The heads of a node that is syncing come much faster.
     fn is_paced(&self) -> bool {
-        let (Some((first, first_at)), Some((last, last_at))) =
+        let (Some((first, first_seen)), Some((last, last_seen))) =
             (self.recent.front(), self.recent.back())
         else {
             return false;
         };
-        let took = last_at.saturating_duration_since(*first_at);
+        let took = last_seen.saturating_duration_since(*first_seen);
         took >= MIN_PACE_TIME && last.saturating_sub(*first) <= took.mul_f64(MAX_PACE) + PACE_SLACK
     }
 }
 
-/// How old a head is by this machine's clock.
+/// Returns the age of a head by this machine's clock.
 pub(super) fn age(head: &Head) -> Duration {
     since_epoch().saturating_sub(timestamp(head))
 }
 
-/// This machine's clock. One before 1970 makes every head young.
+/// Returns the time of this machine's clock. With a clock before 1970, every head counts as recent.
 pub(super) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
@@ -132,8 +135,9 @@ mod tests {
 
     const S: Duration = Duration::from_secs(1);
 
-    /// A node whose heads have these timestamps after these seconds, by a clock that is `ahead`. Returns
-    /// the state, and whether it counted as behind after each head.
+    /// Plays the heads of a node, each with its timestamp and the seconds after which it comes, by
+    /// a clock that is `ahead`. Returns the state, and whether it counted as behind after each
+    /// head.
     fn heads(says_syncing: bool, ahead: u64, heads: &[(u64, f64)]) -> (SyncState, Vec<bool>) {
         let mut state = SyncState { says_syncing, ..SyncState::default() };
         let start = Instant::now();
@@ -145,7 +149,7 @@ mod tests {
                 timestamp: 1_000_000 + timestamp,
                 ..Head::default()
             };
-            state.saw(head, now);
+            state.record(head, now);
             let unix_time = S * (1_000_000 + ahead as u32) + S.mul_f64(*after);
             state.is_behind(Some(head.timestamp), unix_time, now)
         });
@@ -154,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_says_syncing_is_believed_unless_its_heads_keep_the_pace_of_the_clock() {
+    fn a_syncing_node_is_behind_unless_its_heads_keep_pace() {
         // A second apart, each block 12 s long: it is syncing.
         let fast = Vec::from_iter((0..40).map(|i| (12 * i, i as f64)));
         let (state, behind) = heads(true, 600, &fast);
@@ -165,11 +169,11 @@ mod tests {
         assert_eq!(behind, [true, false, false, false]);
         assert_eq!(state.newly_ahead().map(|ahead| ahead.as_secs()), Some(90));
         assert_eq!(state.newly_ahead(), None, "once");
-        // A head that has stood for a minute.
+        // No new head for more than a minute.
         let (mut state, _) = heads(true, 90, &paced);
         let later = Instant::now() + 120 * S;
         assert!(state.is_behind(None, S * 1_000_400, later));
-        // One that does not say so is not judged by the clock alone.
+        // A node that does not say that it is syncing is not judged by the clock alone.
         assert_eq!(heads(false, 90, &fast).1, vec![false; 40]);
     }
 
@@ -180,7 +184,7 @@ mod tests {
         for (newer, is_behind) in [(0, false), (12, false), (60, false), (61, true)] {
             assert_eq!(state.is_behind(Some(1_000_000 + newer), unix_time, now), is_behind);
         }
-        // By a clock that is right its own head is young, whatever another one tells.
+        // With a correct clock its own head is recent, whatever another node announces.
         assert!(!state.is_behind(Some(u64::MAX), S * 1_000_012, now));
     }
 }

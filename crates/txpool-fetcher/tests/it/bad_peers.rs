@@ -1,4 +1,4 @@
-//! Peers that are no node: a typed error that names the path and the likely cause, and no hang.
+//! Peers that are not a node: the start returns a typed error with the path and the likely cause.
 
 use std::{io::Write as _, os::unix::net::UnixListener, path::Path};
 
@@ -36,8 +36,8 @@ async fn a_path_without_a_listener_is_named_with_the_likely_cause() {
 }
 
 #[tokio::test]
-async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
-    // What it sends, whether it then waits for the end, and the error.
+async fn the_error_shows_the_first_message_of_a_wrong_peer() {
+    // The bytes that the peer sends, whether it keeps the connection open, and the expected error.
     let cases: [(&[u8], bool, &str); 4] = [
         (b"", false, "closed the connection before it answered"),
         (b"Too many connections. Please try again later.", false, "sent: \"Too many connections"),
@@ -47,7 +47,7 @@ async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
     for (says, waits, expected) in cases {
         let (_folder, path) = socket();
         serve(&path, move |mut stream| {
-            // The other side may have had enough.
+            // The fetcher may have closed the connection.
             let _ = stream.write_all(says);
             if waits {
                 requests(&stream).for_each(drop);
@@ -59,7 +59,7 @@ async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
 }
 
 #[tokio::test]
-async fn a_json_rpc_peer_that_is_no_node_is_found_out() {
+async fn a_json_rpc_peer_that_is_no_node_is_refused() {
     for response in [
         Ok(json!("not a number")),
         Ok(json!({ "a": 1 })),

@@ -1,35 +1,34 @@
-//! A node that is busy, and a host that is too: what has to be requested again waits without delaying
-//! the requests for what is announced, and nothing is lost.
+//! A busy node and a busy host: retries, backfill and decoding wait without delaying live
+//! announcements, and nothing is lost.
 
 use futures::FutureExt as _;
 use load_control::{Gate, GateConfig, LoadMonitor, LoadState, MonitorConfig, QueueLoad};
 
 use super::*;
 
-/// So few that retries which kept theirs would leave none to live announcements.
+/// So few slots that retries which kept theirs would leave none to live announcements.
 const SLOTS: usize = 4;
 
-/// No deferred work reaches its age cap.
+/// Limits with which no deferred work reaches the age cap.
 fn limits() -> Limits {
     Limits { deferral_max_age: Duration::from_secs(3_600), ..Limits::default() }
 }
 
-/// A monitor, and somebody else's queue in the same process: as good a reason to wait.
+/// Makes a monitor, and a queue of another part of the process, which causes the load.
 fn monitor() -> (LoadMonitor, QueueLoad) {
     let monitor = LoadMonitor::new(MonitorConfig::default()).expect("defaults");
     let others = monitor.watch("others", 1).expect("a place");
     (monitor, others)
 }
 
-/// On a live node, under pressure.
+/// Starts a fetcher at a live node, under a high load.
 async fn pressed(node: &Node) -> (Fetcher, OrderPool, LoadMonitor, QueueLoad) {
     let (monitor, others) = monitor();
-    let config = FetcherConfig {
-        fetch_slots: SLOTS,
-        audit_interval: None,
-        monitor: Some(monitor.clone()),
-        ..node.fetcher()
-    };
+    let config = configured(node.fetcher(), |config| {
+        config.fetch_slots = SLOTS;
+        config.audit_interval = None;
+        config.monitor = Some(monitor.clone());
+    });
     let (fetcher, pool) = ingest_with(config, limits()).await;
     others.observe(1);
     assert!(monitor.is_pressed());
@@ -40,7 +39,7 @@ fn holds(pool: &OrderPool, txs: &[PreparedTx]) -> bool {
     txs.iter().all(|tx| pool.contains(&tx.hash))
 }
 
-/// All is in, by the retries alone, and a comparison with the node finds nothing that is not.
+/// Waits until all transactions are pooled by the retries alone, and compares with the node.
 async fn complete(node: &Node, fetcher: &Fetcher, pool: &OrderPool, deferred: u64) {
     eventually("all are in", || holds(pool, &node.txs)).await;
     let counts = settled(fetcher, "nothing under way", |_| true).await;
@@ -54,7 +53,7 @@ async fn complete(node: &Node, fetcher: &Fetcher, pool: &OrderPool, deferred: u6
 }
 
 #[tokio::test]
-async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announcements_pass() {
+async fn deferred_retries_leave_their_slots_to_live_announcements() {
     let bad = [BadAnswer::Busy, BadAnswer::Error];
     for (bad, by_kill_switch) in bad.into_iter().zip([false, true]) {
         let node = Node::start(30, |config| config);
@@ -82,12 +81,12 @@ async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announce
 }
 
 #[tokio::test]
-async fn a_retry_that_finds_no_room_to_wait_goes_on_in_its_slot() {
+async fn a_retry_without_room_to_wait_keeps_its_slot() {
     let node = Node::start(SLOTS + 2, |config| config);
     let (fetcher, pool, _monitor, others) = pressed(&node).await;
     let count = node.txs.len() as u32;
     node.node.inject(Fault::Answers { bad: BadAnswer::Busy, count });
-    // As many wait as there are slots, so the load cannot make a crowd of them.
+    // Only as many retries wait as there are slots, so the load cannot accumulate retries.
     submit(&node, &node.txs);
     eventually("two are in", || pool.len() == 2).await;
     assert_eq!(fetcher.deferred().waiting, SLOTS as u64);
@@ -96,10 +95,10 @@ async fn a_retry_that_finds_no_room_to_wait_goes_on_in_its_slot() {
 }
 
 #[tokio::test]
-async fn decoding_waits_for_an_internal_permit_and_a_stop_does_not_wait_for_it() {
+async fn decoding_waits_for_an_internal_permit_and_a_stop_does_not() {
     let node = Node::start(2, |config| config);
     let gate = Gate::new(GateConfig::default()).expect("defaults");
-    let config = FetcherConfig { gate: Some(gate.clone()), ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.gate = Some(gate.clone()));
     let (fetcher, pool) = ingest_with(config, limits()).await;
     for stops in [false, true] {
         let taken: Vec<_> = std::iter::from_fn(|| gate.acquire_internal().now_or_never()).collect();
@@ -120,14 +119,14 @@ async fn decoding_waits_for_an_internal_permit_and_a_stop_does_not_wait_for_it()
 }
 
 #[tokio::test]
-async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_pass() {
+async fn a_backfill_waits_under_load_while_live_announcements_pass() {
     let node = Node::start(60, |config| config);
     let (pending, live) = node.txs.split_at(40);
     submit(&node, pending);
     let (monitor, others) = monitor();
     others.observe(1);
     let pool = order_pool();
-    let config = FetcherConfig { monitor: Some(monitor.clone()), ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.monitor = Some(monitor.clone()));
     let fetcher = Fetcher::start_with(config, limits(), pool.clone()).await.expect("it starts");
     eventually("the backfill waits", || fetcher.deferred().waiting == 1).await;
     submit(&node, live);
@@ -144,14 +143,17 @@ async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_
     assert_eq!((deferred.deferred, deferred.aged, deferred.waiting), (1, 0, 0));
 }
 
-/// What it had not taken in was load for ever, for other sources and for the host.
+/// Before the fix its unprocessed announcements counted as load for ever.
 #[tokio::test]
-async fn a_source_that_has_ended_is_no_load() {
+async fn a_source_that_has_ended_does_not_count_as_load() {
     let node = Node::start(60, |config| config);
     let (monitor, _) = monitor();
     let (fetch_slots, reconnect_limit) = (4, Some(1));
-    let config = FetcherConfig { monitor: Some(monitor.clone()), ..node.fetcher() };
-    let config = FetcherConfig { fetch_slots, reconnect_limit, ..config };
+    let config = configured(node.fetcher(), |config| config.monitor = Some(monitor.clone()));
+    let config = configured(config, |config| {
+        config.fetch_slots = fetch_slots;
+        config.reconnect_limit = reconnect_limit;
+    });
     let limits = Limits { announcement_buffer: 16, ..limits() };
     let fetcher = start_with(config, limits, order_pool()).await;
     node.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 60 });
@@ -160,5 +162,5 @@ async fn a_source_that_has_ended_is_no_load() {
     drop(node);
     eventually("it has ended", || fetcher.status()[0].state == SourceState::Ended).await;
     eventually("no load is left", || !monitor.is_pressed()).await;
-    assert_eq!(fetcher.status()[0].backlog, 0, "what waited has left");
+    assert_eq!(fetcher.status()[0].backlog, 0, "waiting announcements are dropped");
 }

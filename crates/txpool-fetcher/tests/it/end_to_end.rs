@@ -1,4 +1,5 @@
-//! The fetcher into a pool, a channel or a stream, against the mock node, over a real socket.
+//! The fetcher with a pool, a channel or a stream as its sink, against the mock node over a real
+//! socket.
 
 use std::pin::pin;
 
@@ -10,7 +11,7 @@ use txpool_fetcher::{ConfigError, Gap};
 use super::*;
 
 #[tokio::test]
-async fn the_status_says_how_much_of_a_backfill_is_left() {
+async fn the_status_shows_how_much_of_a_backfill_is_left() {
     let node = Node::start(200, |config| config);
     node.submit_all();
     // Nobody reads, so the backfill stops in its middle.
@@ -37,7 +38,7 @@ async fn repeats_are_known_and_unknown_hashes_are_gone() {
     node.node.announce_unknown([7; 32].into());
     let counts = settled(&fetcher, "21 announced", |counts| counts.announced == 21).await;
     assert_eq!((counts.pooled, counts.known, counts.gone), (10, 10, 1));
-    // A hash that was gone may come back: it is requested again.
+    // A hash that was gone is requested again when it is announced.
     node.node.announce_unknown([7; 32].into());
     settled(&fetcher, "gone again", |counts| counts.gone == 2).await;
 }
@@ -48,7 +49,7 @@ async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
     let node = Node::with_mix(5, mix, |config| config);
     node.submit_all();
     node.node.mine();
-    // The fetcher has not seen the block, so it has to find out from the answer.
+    // The fetcher has not seen the block, so only the response shows that they are mined.
     let (fetcher, pool) = ingest(node.fetcher()).await;
     for tx in &node.txs {
         node.node.announce_unknown(tx.hash);
@@ -59,7 +60,7 @@ async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
 }
 
 #[tokio::test]
-async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
+async fn closing_a_channel_that_is_the_sink_ends_the_fetcher() {
     let node = Node::start(21, |config| config);
     let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(4);
     let fetcher = Fetcher::start(node.fetcher(), sender).await.unwrap();
@@ -75,21 +76,23 @@ async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
     assert_eq!(fetcher.counts().balance(), 0);
 }
 
-/// With a sink that takes one at a time and a buffer for a few, all arrive once, some by a
-/// comparison, and the gap is known. Heads and gaps go to the source through one channel: 500 heads
-/// beside the overrun lose none of its reports, without which nothing would bring in what was lost.
+/// The sink takes one transaction at a time, and the buffer holds a few: all transactions arrive
+/// once, some by a comparison, and the gap is known. Heads and gaps are reported to the source
+/// through one channel: 500 heads during the overrun must not lose the report of the gap.
 #[tokio::test]
-async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in_also_in_a_flood_of_heads()
-{
+async fn announcements_that_overran_the_buffer_are_counted_and_recovered() {
     for announcements in [Announcements::Hashes, Announcements::Full] {
         let node = Arc::new(Node::start(2_000, |config| config));
         let (mines, audit_interval) = (Arc::clone(&node), None);
-        let config =
-            FetcherConfig { announcements, fetch_slots: 1, audit_interval, ..node.fetcher() };
+        let config = configured(node.fetcher(), |config| {
+            config.announcements = announcements;
+            config.fetch_slots = 1;
+            config.audit_interval = audit_interval;
+        });
         let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
         let limits = Limits { announcement_buffer: 16, ..settles_fast() };
         let fetcher = start_with(config, limits, sink).await;
-        // Nobody reads: what neither has a slot nor is buffered is lost for now.
+        // Nobody reads the sink: hashes without a slot or room in the buffer are lost for now.
         node.submit_all();
         eventually("the buffer has overrun", || fetcher.counts().lagged > 1_800).await;
         let mine = move || (0..500).for_each(|_| _ = mines.node.mine_only(&[]).expect("a block"));
@@ -100,30 +103,30 @@ async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in_also_i
             let fetched = next.expect("more comes").expect("the fetcher runs");
             assert_eq!(arrived.insert(fetched.hash(), fetched.raw()), None, "once each");
         }
-        // An object is encoded again only when somebody asks for it.
+        // With full announcements this compares the encoding of the objects too.
         assert!(node.txs.iter().all(|tx| arrived[&tx.hash] == tx.raw));
         let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 2_000).await;
         assert!(counts.lagged > 1_000 && counts.audit_recovered > 0, "{counts:?}");
-        // The object of a hash that was lost may enter by itself.
+        // The object of a lost hash may enter.
         assert!(counts.announced + counts.lagged >= 2_000, "{counts:?}");
         if announcements == Announcements::Hashes {
-            assert_eq!(counts.announced + counts.lagged, 2_000, "what was announced");
+            assert_eq!(counts.announced + counts.lagged, 2_000, "all announcements are counted");
             assert_eq!(counts.audit_recovered + counts.backfilled, counts.lagged);
         }
         eventually("the gap is closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
         assert_eq!(compare(&fetcher).await.missing, 0);
         heads.join().expect("it does not panic");
         eventually("the last head", || fetcher.status()[0].head == Some(500)).await;
-        let is_closed = |gap: &Gap| gap.to.is_some();
+        let is_closed = |gap: &Gap| gap.closed_at.is_some();
         eventually("no gap is left", || fetcher.status()[0].gaps.iter().all(is_closed)).await;
     }
 }
 
 #[tokio::test]
-async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
+async fn a_node_that_is_silent_while_it_lists_its_pool_has_time() {
     let ping_timeout = Duration::from_secs(2);
     let node = Node::start(10, |config| NodeConfig { list_time: ping_timeout * 2, ..config });
-    let config = FetcherConfig { backfill: Backfill::Off, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.backfill = Backfill::Off);
     let ping_interval = Duration::from_millis(50);
     let limits = Limits { ping_interval, ping_timeout, ..Limits::default() };
     let (fetcher, _pool) = ingest_with(config, limits).await;
@@ -141,17 +144,19 @@ async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
 #[tokio::test]
 async fn two_request_connections_share_the_requests() {
     let node = Node::start(200, |config| config);
-    let (fetcher, pool) = ingest(FetcherConfig { request_connections: 2, ..node.fetcher() }).await;
+    let (fetcher, pool) =
+        ingest(configured(node.fetcher(), |config| config.request_connections = 2)).await;
     pool_all(&node, &fetcher).await;
     assert_eq!(pool.len(), 200);
-    // One for subscriptions and two for requests; the list of the pool had one of its own.
+    // One for subscriptions and two for requests. The connection for the list is closed.
     assert_eq!(node.node.stats().connections_open, 3);
 }
 
 #[tokio::test]
-async fn a_node_that_starts_late_is_waited_for_when_told_so_and_who_waits_hears_of_it() {
+async fn a_fetcher_can_wait_for_a_node_that_starts_late() {
     let (_folder, path) = socket();
-    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::ipc(&path) };
+    let config =
+        configured(FetcherConfig::ipc(&path), |config| config.start = StartPolicy::WaitForNode);
     let pool = order_pool();
     let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
     eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
@@ -165,32 +170,35 @@ async fn a_node_that_starts_late_is_waited_for_when_told_so_and_who_waits_hears_
         node
     };
     assert_eq!(pool.len(), 25);
-    let is_ready = fetcher.readiness();
-    assert!(is_ready());
+    let handle = fetcher.handle().clone();
+    assert!(handle.is_ready());
     let end = fetcher.shutdown(Duration::from_secs(5)).await;
     assert_eq!((end.reason, end.counts.balance()), (EndReason::Stopped, 0));
-    assert!(!is_ready());
+    assert!(!handle.is_ready());
 }
 
 #[tokio::test]
-async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
+async fn another_source_delivers_hashes_of_a_source_that_has_ended() {
     const TXS: usize = 100;
     let stuck = Node::start(TXS, |config| config);
     let healthy = Node::start(TXS, |config| config);
-    let config =
-        FetcherConfig { reconnect_limit: Some(1), fetch_slots: 16, ..sources([&stuck, &healthy]) };
+    let config = configured(sources([&stuck, &healthy]), |config| {
+        config.reconnect_limit = Some(1);
+        config.fetch_slots = 16;
+    });
     let (fetcher, pool) = ingest_all(config, Limits::default()).await;
-    // The healthy one is asked next, so that the slots stay taken until the stuck one has given up.
+    // The healthy node would be asked next. It does not respond either, so the slots stay in use.
     for node in [&stuck, &healthy] {
         node.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 16 });
     }
     stuck.submit_all();
-    // Three quarters of the slots are held by requests in flight, and one more hash waits for a slot.
+    // Three quarters of the slots are held by requests in flight, and one more hash waits for a
+    // slot.
     eventually("13 have entered", || fetcher.counts().unfinished == 13).await;
     drop(stuck);
     eventually("it has given up", || fetcher.status()[0].state == SourceState::Ended).await;
     settled(&fetcher, "nothing in flight", |_| true).await;
-    assert_eq!(pool.len(), 0, "nobody else had them");
+    assert_eq!(pool.len(), 0, "the other node does not have them");
     healthy.submit_all();
     settled(&fetcher, "all are in", |counts| counts.pooled == TXS as u64).await;
     assert_eq!(pool.len(), TXS);
@@ -204,7 +212,7 @@ async fn a_stream_brings_every_transaction_and_owns_its_fetcher() {
     let first: BTreeSet<_> = stream.by_ref().take(100).map(|tx| tx.hash()).collect().await;
     stream.fetcher().wait_live().await.unwrap();
     submit(&node, &node.txs[100..]);
-    // More than the buffer holds waits in the fetcher meanwhile.
+    // Transactions beyond the buffer wait in the fetcher meanwhile.
     let second: BTreeSet<_> = stream.by_ref().take(80).map(|tx| tx.hash()).collect().await;
     assert_eq!((first.len(), second.len()), (100, 80));
     assert!(
@@ -213,6 +221,45 @@ async fn a_stream_brings_every_transaction_and_owns_its_fetcher() {
     let FetcherEnd { reason, counts, .. } = stream.shutdown(Duration::from_secs(5)).await;
     assert_eq!((reason, counts.balance()), (EndReason::Stopped, 0));
     assert_eq!((counts.backfilled, counts.announced), (100, 100));
+}
+
+/// Before the fix the fetcher kept its sink alive, and with it the channel behind the stream.
+#[tokio::test]
+async fn a_stream_ends_when_its_fetcher_ends() {
+    let node = Node::start(0, |config| config);
+    let config = configured(node.fetcher(), |config| config.reconnect_limit = Some(1));
+    let mut stream = Fetcher::stream(config, 16).await.unwrap();
+    drop(node);
+    assert_eq!(stream.fetcher().ended().await, EndReason::SourcesEnded);
+    let next = timeout(PATIENCE, stream.next()).await.expect("the stream ends");
+    assert!(next.is_none());
+}
+
+#[tokio::test]
+async fn an_audit_of_an_unknown_source_names_the_index() {
+    let node = Node::start(0, |config| config);
+    let (fetcher, _pool) = ingest(node.fetcher()).await;
+    let error = fetcher.audit(1, AuditMode::CompareOnly).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::UnknownSource { index: 1, count: 1 }), "{error}");
+    assert!(!error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_handle_outlives_its_fetcher_and_not_the_sink() {
+    let node = Node::start(10, |config| config);
+    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(16);
+    let fetcher = Fetcher::start(node.fetcher(), sink).await.unwrap();
+    node.submit_all();
+    settled(&fetcher, "all are delivered", |counts| counts.pooled == 10).await;
+    let handle = fetcher.handle().clone();
+    drop(fetcher);
+    assert_eq!(handle.ended().await, EndReason::Stopped);
+    assert_eq!((handle.counts().pooled, handle.is_live()), (10, false));
+    let mut received = 0;
+    while timeout(PATIENCE, transactions.recv()).await.expect("the channel ends").is_some() {
+        received += 1;
+    }
+    assert_eq!(received, 10);
 }
 
 #[tokio::test]
@@ -225,9 +272,9 @@ async fn a_stream_without_a_buffer_is_refused() {
 }
 
 #[tokio::test]
-async fn a_node_on_another_chain_than_the_expected_one_is_refused() {
+async fn a_node_on_another_chain_is_refused() {
     let node = Node::start(0, |config| config);
-    let on = |chain| FetcherConfig { chain_id: Some(chain), ..node.fetcher() };
+    let on = |chain| configured(node.fetcher(), |config| config.chain_id = Some(chain));
     let error = Fetcher::stream(on(1), 16).await.unwrap_err();
     let StartError::Connect(ConnectError::OtherChain { found, expected, .. }) = error else {
         panic!("{error}")
@@ -237,22 +284,22 @@ async fn a_node_on_another_chain_than_the_expected_one_is_refused() {
     assert!(right.is_ok());
 }
 
-/// It was absent for ten times as long after that, although each audit listed it.
+/// Before the fix they expired although each audit listed them.
 #[tokio::test]
-async fn what_the_node_still_lists_does_not_expire() {
+async fn transactions_that_the_node_still_lists_do_not_expire() {
     let node = Node::start(10, |config| config);
     let tx_retention = Duration::from_secs(1);
     let pool = OrderPool::new(PoolConfig { tx_retention, ..PoolConfig::default() }).unwrap();
     let audit_interval = Some(Duration::from_millis(300));
-    let config = FetcherConfig { audit_interval, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
     let fetcher = start_with(config, settles_fast(), pool.clone()).await;
     pool_all(&node, &fetcher).await;
-    // More than twice as long as what no node vouches for is kept.
+    // Three times the retention of transactions that no node lists.
     tokio::time::sleep(3 * tx_retention).await;
     pool.upkeep();
     assert_eq!(pool.len(), 10);
     assert_eq!(fetcher.counts().audit_recovered, 0, "they were there all the time");
-    // The node loses them: they go after the retention.
+    // The node loses them, so they expire after the retention.
     node.node.inject(Fault::Restart { down: Duration::from_millis(50), leaves_file: false });
     let is_empty = || {
         pool.upkeep();

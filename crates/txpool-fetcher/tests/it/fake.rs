@@ -1,4 +1,4 @@
-//! A node whose every block and response is written by the test, and peers of a few lines at a Unix
+//! A scripted node, whose blocks and responses are defined by the test, and simple peers at a Unix
 //! socket.
 
 use std::{
@@ -19,7 +19,7 @@ use super::*;
 
 pub(super) const CHAIN_ID: u64 = 1337;
 
-/// Sent when somebody subscribes: values that answer nothing and belong to no subscription.
+/// Sent when a client subscribes: messages that answer no request and belong to no subscription.
 const STRAY: &str = r#"
 {"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":"0x7","result":1}}
 {"jsonrpc":"2.0","id":"newHeads","result":null} {"jsonrpc":"2.0","id":null,"result":"0x1"}"#;
@@ -28,13 +28,13 @@ const STRAY: &str = r#"
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
     Raw(Bytes),
-    /// `null`, and just before it the announcement of the transaction, which the node has from then on.
+    /// It announces the transaction, which it has from then on, and then answers `null`.
     NotYet(Bytes),
-    /// The connection is closed.
+    /// It closes the connection.
     Close,
-    /// Bytes that are not JSON.
+    /// It sends bytes that are not JSON.
     Garbage,
-    /// This `error`.
+    /// It answers with this `error`.
     Busy(Value),
 }
 
@@ -45,16 +45,16 @@ pub(super) enum Listing {
     Refused(i64),
     /// No response.
     Silent,
-    /// One more hash each time.
+    /// One more hash at each request.
     Growing,
-    /// The transactions that it has.
+    /// All pending transactions.
     #[default]
     All,
-    /// All but the first few, which it counts.
+    /// All but the first few, which it still counts.
     AllBut(usize),
-    /// A block has taken the last one since they were counted.
+    /// All but the last one, which a block took after they were counted.
     Mined,
-    /// The transactions that it has, and no count.
+    /// All pending transactions, but the node does not count them.
     Uncounted,
 }
 
@@ -75,14 +75,14 @@ impl FakeBlock {
         Self { number, hash: block_hash(hash), parent: block_hash(parent), time: 1, txs }
     }
 
-    /// As if it had been made just now.
+    /// Gives the block the current time.
     pub(super) fn recent(mut self) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         self.time = now.expect("after 1970").as_secs();
         self
     }
 
-    /// As if another transaction of the same sender and nonce had been mined.
+    /// Adds another transaction with the same sender and nonce.
     pub(super) fn with_rival_of(mut self, tx: &PreparedTx) -> Self {
         self.txs.push((B256::from(tx.hash.0.map(|byte| !byte)), tx.sender, tx.nonce));
         self
@@ -95,9 +95,12 @@ impl FakeBlock {
             "baseFeePerGas": "0x3b9aca00", "miner": Address::ZERO,
         });
         if let Some(full) = full {
-            let txs = self.txs.iter().map(|(hash, from, nonce)| match full {
-                false => json!(hash),
-                true => json!({ "hash": hash, "from": from, "nonce": quantity(*nonce) }),
+            let txs = self.txs.iter().map(|(hash, sender, nonce)| {
+                if full {
+                    json!({ "hash": hash, "from": sender, "nonce": quantity(*nonce) })
+                } else {
+                    json!(hash)
+                }
             });
             object["transactions"] = txs.collect();
         }
@@ -121,17 +124,17 @@ pub(super) struct State {
     pub(super) subscribers: Vec<(String, UnixStream)>,
     /// How often requests for a block, full or not, are answered with an error response.
     pub(super) busy: HashMap<(B256, bool), u32>,
-    /// Full blocks are answered by and by: nothing else is on their connection meanwhile.
+    /// Requests for full blocks wait, and block their connection meanwhile.
     pub(super) full_blocks_stand_still: bool,
-    /// No request is answered.
+    /// All requests wait.
     pub(super) stands_still: bool,
-    /// Instead of [`CHAIN_ID`].
+    /// The chain id in place of [`CHAIN_ID`].
     pub(super) chain_id: Option<u64>,
     pub(super) is_syncing: bool,
-    /// In place of what is pending.
+    /// Replies to requests for transactions, in place of the pending ones.
     pub(super) replies: HashMap<B256, Reply>,
     pub(super) listing: Listing,
-    /// Every method that was requested, with its parameters.
+    /// All requests: the method and its parameters.
     pub(super) requested: Vec<(String, Value)>,
     pub(super) connections: Vec<UnixStream>,
 }
@@ -189,7 +192,7 @@ impl Fake {
         }
     }
 
-    /// The result or the error of a response, if there is to be one.
+    /// Returns the result or the error of the response; `None` for no response.
     fn answer(&self, writer: &UnixStream, request: &Value) -> Option<Result<Value, Value>> {
         let state = &mut *self.lock();
         let (method, params) = (request["method"].as_str()?, &request["params"]);
@@ -256,7 +259,7 @@ impl Fake {
                     Some(Reply::NotYet(raw)) => {
                         state.replies.insert(hash, Reply::Raw(raw));
                         state.notify("newPendingTransactions", &json!(hash));
-                        // For the announcement to be processed.
+                        // Gives the fetcher time to process the announcement first.
                         thread::sleep(Duration::from_millis(50));
                         Value::Null
                     }
@@ -283,7 +286,7 @@ impl Fake {
         self.lock().blocks.insert(block.hash, block.clone());
     }
 
-    /// Makes it the head and announces it.
+    /// Makes a block the head and announces it.
     pub(super) fn announce(&self, block: &FakeBlock) {
         self.add(block);
         self.lock().head = block.hash;
@@ -303,7 +306,7 @@ impl Fake {
         self.lock().notify(topic, result);
     }
 
-    /// Every connection ends, and the chain is that of these blocks.
+    /// Closes every connection and replaces the chain.
     pub(super) fn restart(&self, chain: &[FakeBlock]) {
         let mut state = self.lock();
         state.blocks = chain.iter().map(|block| (block.hash, block.clone())).collect();
@@ -313,9 +316,9 @@ impl Fake {
         self.close();
     }
 
-    /// Every connection ends.
+    /// Closes every connection.
     pub(super) fn close(&self) {
-        self.lock().connections.drain(..).for_each(|it| close(&it));
+        self.lock().connections.drain(..).for_each(|connection| close(&connection));
     }
 
     fn requests(&self, method: &str, params: Value) -> usize {
@@ -323,12 +326,12 @@ impl Fake {
         self.lock().requested.iter().filter(|requested| **requested == wanted).count()
     }
 
-    /// How often this block was requested, with its transactions or without.
+    /// Returns how often a block was requested, with full transactions or with hashes.
     pub(super) fn requests_for(&self, block: u64, full: bool) -> usize {
         self.requests("eth_getBlockByHash", json!([block_hash(block), full]))
     }
 
-    /// How often this transaction was requested.
+    /// Returns how often a transaction was requested.
     pub(super) fn requests_of(&self, hash: B256) -> usize {
         self.requests("eth_getRawTransactionByHash", json!([hash]))
     }
@@ -341,24 +344,24 @@ impl Fake {
         FetcherConfig::ipc(&self.path)
     }
 
-    /// Announces transactions, until they are in our pool.
-    pub(super) async fn pools(&self, pool: &OrderPool, txs: &[PreparedTx]) {
+    /// Announces transactions, and waits until they are pooled.
+    pub(super) async fn announce_and_wait(&self, pool: &OrderPool, txs: &[PreparedTx]) {
         txs.iter().for_each(|tx| self.announce_tx(tx));
         eventually("pooled", || txs.iter().all(|tx| pool.contains(&tx.hash))).await;
     }
 }
 
-/// A chain of blocks without transactions, on block `parent` of the same chain.
+/// Makes a chain of blocks without transactions.
 pub(super) fn blocks(numbers: RangeInclusive<u64>) -> impl Iterator<Item = FakeBlock> {
     numbers.map(|number| FakeBlock::new(number, number, number - 1, &[]))
 }
 
-/// With these nodes as sources.
+/// Makes a configuration with these nodes as sources.
 pub(super) fn config_of<'a>(fakes: impl IntoIterator<Item = &'a Fake>) -> FetcherConfig {
     FetcherConfig::new(fakes.into_iter().map(|fake| Endpoint::Ipc(fake.path.clone())))
 }
 
-/// Serves every connection on a thread of its own.
+/// Serves every connection on a separate thread.
 pub(super) fn serve(path: &Path, serve: impl Fn(UnixStream) + Send + Clone + 'static) {
     let listener = UnixListener::bind(path).expect("a fresh path");
     thread::spawn(move || {
@@ -369,14 +372,14 @@ pub(super) fn serve(path: &Path, serve: impl Fn(UnixStream) + Send + Clone + 'st
     });
 }
 
-/// The requests that come over a connection, until it ends.
+/// Iterates over the requests that come over a connection, until it ends.
 pub(super) fn requests(stream: &UnixStream) -> impl Iterator<Item = Value> + use<> {
     let reader = stream.try_clone().expect("a second handle");
     let requests = serde_json::Deserializer::from_reader(reader).into_iter::<Value>();
     requests.map_while(Result::ok).inspect(|request| assert_eq!(request["jsonrpc"], "2.0"))
 }
 
-/// Sends a response with this `result` or `error`. The other side may have stopped waiting.
+/// Sends a response with this `result` or `error`. The client may have stopped waiting.
 pub(super) fn respond(mut stream: &UnixStream, request: &Value, response: &Result<Value, Value>) {
     let (Ok(value) | Err(value)) = response;
     let key = if response.is_ok() { "result" } else { "error" };
@@ -384,7 +387,7 @@ pub(super) fn respond(mut stream: &UnixStream, request: &Value, response: &Resul
     let _ = writeln!(stream, "{response}");
 }
 
-/// Closes a connection, unless the other side has.
+/// Closes a connection, unless the client has.
 fn close(stream: &UnixStream) {
     let _ = stream.shutdown(Shutdown::Both);
 }

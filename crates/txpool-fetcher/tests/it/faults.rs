@@ -1,10 +1,9 @@
-//! Every fault a node can show at its socket, alone and combined by seeds: at the end nothing is
-//! missing and every hash is accounted for.
+//! Every fault that a node can show at its socket, alone and combined by seeds: at the end no
+//! transaction is missing, and every hash is accounted for.
 //!
-//! `cargo test` runs each fault alone and a few seeds. The whole matrix:
-//! `MEMPOOL_INGEST_FAULT_SEEDS=300 cargo test --release --test it faults -- --nocapture`.
-//! A failure names its seed; `MEMPOOL_INGEST_FAULT_FIRST=SEED MEMPOOL_INGEST_FAULT_SEEDS=1` replays
-//! it.
+//! `cargo test` runs each fault alone and a few seeds. To run the whole matrix:
+//! `MEMPOOL_INGEST_FAULT_SEEDS=300 cargo test --release --test it faults -- --nocapture`. A failure
+//! names its seed; `MEMPOOL_INGEST_FAULT_FIRST=SEED MEMPOOL_INGEST_FAULT_SEEDS=1` replays it.
 
 use std::{path::PathBuf, sync::OnceLock};
 
@@ -15,32 +14,35 @@ use txpool_fetcher::SourceStatus;
 
 use super::*;
 
-/// Simulated time of one seed.
+/// The simulated time of one seed.
 const SIMULATED: Duration = Duration::from_secs(10);
 
 /// Transactions a second, in simulated time.
 const TPS: u32 = 2000;
 
-/// How much faster than the simulated time the clock runs: everything is divided by it, the
-/// node's times, ours, and the time between two transactions.
+/// How much faster the tests run than the simulated time: the node's times, the fetcher's, and the
+/// time between two transactions are divided by it.
 const FACTOR: u32 = 5;
 
-/// Seeds at once: each waits most of its time, for heads, back-offs and audits.
-const AT_ONCE: usize = 4;
+/// The number of seeds that run at once: each waits most of its time, for heads, backoffs and
+/// audits.
+const CONCURRENT_SEEDS: usize = 4;
 
 pub(super) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
 }
 
-/// The times of the defaults, shortened as the simulation is.
-fn config(of: impl IntoIterator<Item = Endpoint>, announcements: Announcements) -> FetcherConfig {
-    FetcherConfig {
-        start: StartPolicy::WaitForNode,
-        announcements,
-        audit_interval: Some(Duration::from_secs(2)),
-        request_connections: 1,
-        ..FetcherConfig::new(of)
-    }
+/// Makes a configuration with times that are shortened like the simulation.
+fn config(
+    endpoints: impl IntoIterator<Item = Endpoint>,
+    announcements: Announcements,
+) -> FetcherConfig {
+    configured(FetcherConfig::new(endpoints), |config| {
+        config.start = StartPolicy::WaitForNode;
+        config.announcements = announcements;
+        config.audit_interval = Some(Duration::from_secs(2));
+        config.request_connections = 1;
+    })
 }
 
 fn limits() -> Limits {
@@ -57,8 +59,9 @@ fn limits() -> Limits {
     }
 }
 
-/// The transactions that all nodes announce: signed for each of them, they would take most of the
-/// time. More than one run announces, but for bursts, which are signed as they come.
+/// The transactions that all nodes announce. They are signed once, because signing them for each
+/// node would take most of the time. They are enough for one run, except for bursts, which are
+/// signed as they come.
 fn signed() -> SignedLoad {
     static SIGNED: OnceLock<SignedLoad> = OnceLock::new();
     let count = (SIMULATED.as_secs_f64() * f64::from(TPS)) as usize;
@@ -69,10 +72,10 @@ fn basis(path: PathBuf) -> NodeConfig {
     NodeConfig { accounts: 100, ..NodeConfig::new(path) }
 }
 
-/// Nodes with the same load, each with its plan, from the first subscription to the final audit,
-/// which finds nothing.
+/// Runs a fetcher at nodes with the same load, each with its plan of faults, up to a final audit,
+/// which must find nothing missing.
 async fn run(
-    what: &str,
+    name: &str,
     plans: Vec<FaultPlan>,
     announcements: Announcements,
     tps: u32,
@@ -86,9 +89,9 @@ async fn run(
             render_ahead: announcements == Announcements::Full,
             tps,
             count: Some((f64::from(tps) * time.as_secs_f64()) as u64),
-            // Two nodes of this kind have no chain in common.
+            // Two mock nodes have no common chain, so they mine no blocks.
             block_time: if is_alone { time / 5 } else { Duration::ZERO },
-            // Small blocks: what was missed must not be mined away before the audit.
+            // Small blocks, so that missed transactions are not mined before the audit.
             block_max_txs: 20,
             load_start: LoadStart::FirstSubscription,
             faults: Some(plan),
@@ -109,55 +112,57 @@ async fn run(
             node.wait_load_finished(PATIENCE) && node.wait_faults_finished(PATIENCE)
         })
     });
-    assert!(finished.await.expect("no panic"), "{what}: load and faults end");
-    // Live again, and one audit. With full announcements hardly anything is requested before it, so that the wrong
-    // answers which the node has still to give, a hundred and more, strike the fetches of the audit: what they spoil
-    // is for the next one, and a single transaction uses up four of them.
+    assert!(finished.await.expect("no panic"), "{name}: load and faults end");
+    // Wait until the source is live, and audit once. With full announcements hardly any transaction
+    // is requested before the audit, so the wrong responses that the node still has to give, more
+    // than a hundred, are given to the audit. A transaction uses up four of them and then fails,
+    // which is left to the next audit.
     let audits = if announcements == Announcements::Full { 100 } else { 1 };
     let (mut missing, mut removed) = (0, 0);
     for source in 0..nodes.len() {
         let mut report = AuditReport::default();
         for _ in 0..audits {
-            audit(what, &fetcher, source, AuditMode::Recover).await;
-            // Also what was in flight, so not missing for the audit, and then got a wrong answer.
-            settled(&fetcher, what, |_| true).await;
-            report = audit(what, &fetcher, source, AuditMode::CompareOnly).await;
+            audit(name, &fetcher, source, AuditMode::Recover).await;
+            // A hash in flight is not missing for the audit, and may get a wrong response
+            // afterwards.
+            settled(&fetcher, name, |_| true).await;
+            report = audit(name, &fetcher, source, AuditMode::CompareOnly).await;
             if report.missing == 0 {
                 break;
             }
         }
         (missing, removed) = (missing + report.missing, removed + report.removed);
     }
-    let counts = settled(&fetcher, what, |_| true).await;
+    let counts = settled(&fetcher, name, |_| true).await;
     let status = fetcher.status().remove(0);
     let last = fetcher.shutdown(Duration::from_secs(5)).await.counts;
-    assert_eq!((missing, removed), (0, 0), "{what}: {counts:?} {status:?}");
-    assert_eq!((counts.balance(), last.balance()), (0, 0), "{what}: {counts:?} {last:?}");
-    assert!(counts.pooled > 0, "{what}: {counts:?}");
+    assert_eq!((missing, removed), (0, 0), "{name}: {counts:?} {status:?}");
+    assert_eq!((counts.balance(), last.balance()), (0, 0), "{name}: {counts:?} {last:?}");
+    assert!(counts.pooled > 0, "{name}: {counts:?}");
     (counts, status)
 }
 
-/// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
-async fn audit(what: &str, fetcher: &Fetcher, source: usize, mode: AuditMode) -> AuditReport {
+/// Audits until the node lists its pool: a pending fault may still end the connection.
+async fn audit(name: &str, fetcher: &Fetcher, source: usize, mode: AuditMode) -> AuditReport {
     let listed = async {
         loop {
-            eventually(what, || fetcher.status()[source].state == SourceState::Live).await;
+            eventually(name, || fetcher.status()[source].state == SourceState::Live).await;
             if let Ok(report) = fetcher.audit(source, mode).await {
                 return report;
             }
         }
     };
     let in_time = timeout(PATIENCE, listed).await;
-    in_time.unwrap_or_else(|_| panic!("{what}: {:?} {:?}", fetcher.status(), fetcher.counts()))
+    in_time.unwrap_or_else(|_| panic!("{name}: {:?} {:?}", fetcher.status(), fetcher.counts()))
 }
 
-/// All of them, so many at a time.
-async fn at_once<T: Send + 'static>(
+/// Runs all futures, `count` at a time.
+async fn run_concurrently<T: Send + 'static>(
     count: usize,
     runs: impl Iterator<Item: Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {
     let spawned = stream::iter(runs.map(tokio::spawn)).buffer_unordered(count);
-    spawned.map(|joined| joined.expect("it leaves nothing behind")).collect().await
+    spawned.map(|joined| joined.expect("the run does not panic")).collect().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,13 +170,13 @@ async fn each_fault_alone_leaves_nothing_missing() {
     let time = Duration::from_secs(2);
     let alone = |fault| async move {
         let mut steps = vec![(time / 4, fault)];
-        let meets_newcomers = matches!(
+        let strikes_new_connections = matches!(
             fault,
             Fault::CloseOnAccept { .. }
                 | Fault::CloseAfterSubscribe { .. }
                 | Fault::TableFull { .. }
         );
-        if meets_newcomers {
+        if strikes_new_connections {
             steps.push((time / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
         }
         let announcements = match fault {
@@ -180,9 +185,12 @@ async fn each_fault_alone_leaves_nothing_missing() {
         };
         let plans = vec![FaultPlan::new(steps)];
         let (_, status) = run(&format!("{fault:?}"), plans, announcements, 500, time).await;
-        assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
+        assert!(
+            !strikes_new_connections || status.reconnects > 0,
+            "{fault:?} has struck no connection"
+        );
     };
-    at_once(3, Fault::all().into_iter().map(alone)).await;
+    run_concurrently(3, Fault::all().into_iter().map(alone)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -192,7 +200,7 @@ async fn seeds_of_combined_faults_leave_nothing_missing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn seeds_of_combined_faults_leave_nothing_missing_with_full_announcements() {
-    // Objects are five times as long as hashes, which a debug build feels.
+    // One seed, because objects are five times as long as hashes, which makes a debug build slow.
     combined(Announcements::Full, 1).await;
 }
 
@@ -208,11 +216,11 @@ async fn combined(announcements: Announcements, seeds: u64) {
             plans.map(|seed| FaultPlan::from_seed(*seed, SIMULATED).compressed(FACTOR)).collect();
         let steps = format!("{:?}", plans.iter().map(FaultPlan::steps).collect::<Vec<_>>());
         let tps = TPS * FACTOR / plans.len() as u32;
-        let what = format!("{announcements:?}, seed {seed}, {steps}");
-        let (counts, status) = run(&what, plans, announcements, tps, SIMULATED / FACTOR).await;
+        let name = format!("{announcements:?}, seed {seed}, {steps}");
+        let (counts, status) = run(&name, plans, announcements, tps, SIMULATED / FACTOR).await;
         (counts.announced, status.reconnects)
     };
-    let ends = at_once(AT_ONCE, (first..first + seeds).map(one)).await;
+    let ends = run_concurrently(CONCURRENT_SEEDS, (first..first + seeds).map(one)).await;
     let announced: u64 = ends.iter().map(|(announced, _)| announced).sum();
     let reconnects: u64 = ends.iter().map(|(_, reconnects)| reconnects).sum();
     let took = start.elapsed();

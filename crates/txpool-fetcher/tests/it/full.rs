@@ -1,5 +1,4 @@
-//! A node that announces whole transactions: the same outcomes, gaps and audits, with requests for
-//! blob transactions only.
+//! A node that announces whole transactions: the same outcomes, gaps and audits as with hashes.
 
 use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
 use alloy_primitives::{Address, Signature, U256};
@@ -9,16 +8,17 @@ use mock_node::{DEV_CHAIN_ID, FullObjects, workload::TxKind};
 use super::*;
 
 fn full(node: &Node) -> FetcherConfig {
-    FetcherConfig { announcements: Announcements::Full, ..node.fetcher() }
+    configured(node.fetcher(), |config| config.announcements = Announcements::Full)
 }
 
-/// Objects may be late on a busy machine: none of them is requested for that.
+/// Starts a fetcher that does not request a transaction because its object is late on a busy
+/// machine.
 async fn ingest_patiently(config: FetcherConfig) -> (Fetcher, OrderPool) {
     ingest_with(config, Limits { object_wait: PATIENCE, ..Limits::default() }).await
 }
 
 #[tokio::test]
-async fn every_kind_of_transaction_arrives_whole_and_of_objects_only_blobs_are_requested() {
+async fn with_full_announcements_only_blob_transactions_are_requested() {
     for (announcements, trust) in [
         (Announcements::Hashes, None),
         (Announcements::Full, Some(true)),
@@ -27,12 +27,11 @@ async fn every_kind_of_transaction_arrives_whole_and_of_objects_only_blobs_are_r
         let mix = Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() };
         let node = Node::with_mix(600, mix, |config| config);
         let gate = Gate::new(GateConfig::default()).unwrap();
-        let config = FetcherConfig {
-            announcements,
-            trust_node_sender: trust,
-            gate: Some(gate),
-            ..node.fetcher()
-        };
+        let config = configured(node.fetcher(), |config| {
+            config.announcements = announcements;
+            config.trust_node_sender = trust;
+            config.gate = Some(gate);
+        });
         let (fetcher, pool) = ingest_patiently(config).await;
         let counts = pool_all(&node, &fetcher).await;
         assert_eq!((counts.announced, counts.lagged, counts.objects_missed), (600, 0, 0));
@@ -49,36 +48,36 @@ async fn every_kind_of_transaction_arrives_whole_and_of_objects_only_blobs_are_r
 }
 
 #[tokio::test]
-async fn a_sender_that_the_node_made_up_reaches_the_sink_only_with_trust() {
+async fn an_invented_sender_reaches_the_sink_only_with_trust() {
     for trust in [true, false] {
         let node = Node::start(1, |config| config);
         let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(8);
-        let config = FetcherConfig { trust_node_sender: Some(trust), ..full(&node) };
+        let config = configured(full(&node), |config| config.trust_node_sender = Some(trust));
         let fetcher = Fetcher::start(config, sink).await.unwrap();
         eventually("live", || fetcher.is_live()).await;
-        // Known before it is announced by the node itself, so that the first word is the lie.
+        // The object with the invented sender is announced before the transaction itself.
         let liar = Node::start(1, |config| config);
         liar.submit_all();
         let sent = &liar.txs[0];
         let object = liar.node.object(sent.hash).expect("it is pending");
-        let made_up = Address::repeat_byte(0x66);
-        let lie = object.replace(&format!("{:#x}", sent.sender), &format!("{made_up:#x}"));
+        let invented = Address::repeat_byte(0x66);
+        let lie = object.replace(&format!("{:#x}", sent.sender), &format!("{invented:#x}"));
         assert_ne!(lie, object);
         node.node.announce_object(&lie);
         let fetched = transactions.recv().await.expect("it is delivered");
         assert_eq!(fetched.hash(), sent.hash);
         assert_eq!(fetched.raw(), sent.raw);
-        assert_eq!(fetched.tx.signer(), if trust { made_up } else { sent.sender });
+        assert_eq!(fetched.tx.signer(), if trust { invented } else { sent.sender });
     }
 }
 
 #[tokio::test]
-async fn an_object_whose_signature_nobody_made_is_malformed_without_trust() {
+async fn an_object_with_an_invalid_signature_is_malformed_without_trust() {
     let node = Node::start(1, |config| config);
-    let config = FetcherConfig { trust_node_sender: Some(false), ..full(&node) };
+    let config = configured(full(&node), |config| config.trust_node_sender = Some(false));
     let (fetcher, _pool) = ingest(config).await;
-    let nobodys = Signature::new(U256::ZERO, U256::ZERO, false);
-    let tx = TxEip1559 { chain_id: DEV_CHAIN_ID, ..TxEip1559::default() }.into_signed(nobodys);
+    let invalid = Signature::new(U256::ZERO, U256::ZERO, false);
+    let tx = TxEip1559 { chain_id: DEV_CHAIN_ID, ..TxEip1559::default() }.into_signed(invalid);
     let mut object = json!(TxEnvelope::from(tx));
     object["from"] = json!(Address::ZERO);
     node.node.announce_object(&object.to_string());
@@ -86,7 +85,7 @@ async fn an_object_whose_signature_nobody_made_is_malformed_without_trust() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_another_transaction_is_malformed_and_the_audit_fetches_the_right_one() {
+async fn an_object_that_is_another_transaction_is_malformed() {
     let node = Node::start(2, |config| config);
     let (fetcher, pool) = ingest(full(&node)).await;
     let [first, second] = &node.txs[..] else { panic!("two") };
@@ -97,14 +96,14 @@ async fn an_object_that_is_another_transaction_is_malformed_and_the_audit_fetche
     let counts = settled(&fetcher, "a lie", |counts| counts.malformed == 1).await;
     assert_eq!((counts.announced, counts.pooled), (2, 1));
     assert!(!pool.contains(&second.hash));
-    // The hash may come again, by a better way.
+    // The hash may be announced again, and is then fetched.
     node.node.submit(second.raw.clone()).unwrap();
     settled(&fetcher, "both pooled", |counts| counts.pooled == 2).await;
     assert!(pool.contains(&second.hash));
 }
 
 #[tokio::test]
-async fn repeats_are_known_hashes_requested_late_objects_mined_and_what_is_neither_stops_nothing() {
+async fn repeated_late_and_odd_objects_have_their_outcomes() {
     let node = Node::start(3, |config| config);
     let (fetcher, pool) = ingest_patiently(full(&node)).await;
     for odd in ["null", "{}", "[1]", "7", r#""0xzz""#, r#"{"hash":7}"#] {
@@ -114,13 +113,13 @@ async fn repeats_are_known_hashes_requested_late_objects_mined_and_what_is_neith
     let object = node.node.object(node.txs[0].hash).expect("it is pending");
     let counts = settled(&fetcher, "3 pooled", |counts| counts.pooled == 3).await;
     assert_eq!((counts.announced, counts.malformed, pool.len()), (3, 0, 3));
-    assert_eq!(fetcher.status()[0].backlog, 0, "each one was taken in");
+    assert_eq!(fetcher.status()[0].backlog, 0, "all announcements are processed");
     for tx in &node.txs {
         node.node.announce_again(tx.hash).unwrap();
     }
     settled(&fetcher, "3 known", |counts| counts.known == 3).await;
     assert_eq!(node.node.stats().raw_found, 0, "nothing was requested");
-    // A node that knows no objects announces hashes: these are requested.
+    // Hashes on the subscription to objects are requested.
     node.node.announce_object(&format!("\"{:#x}\"", B256::repeat_byte(7)));
     settled(&fetcher, "a hash that is gone", |counts| counts.gone == 1).await;
     node.node.mine();
@@ -132,13 +131,13 @@ async fn repeats_are_known_hashes_requested_late_objects_mined_and_what_is_neith
 }
 
 #[tokio::test]
-async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction_is_requested() {
+async fn a_transaction_whose_object_is_too_long_is_requested() {
     let node = Node::start(1, |config| config);
-    // Not announced yet when it is asked for: nobody is subscribed.
+    // Nobody is subscribed yet, so this does not announce it.
     node.submit_all();
     let sent = &node.txs[0];
     let object = node.node.object(sent.hash).expect("it is pending");
-    let config = FetcherConfig { backfill: Backfill::Off, ..full(&node) };
+    let config = configured(full(&node), |config| config.backfill = Backfill::Off);
     let (fetcher, pool) = ingest(config).await;
     let long = object.replacen('{', &format!(r#"{{"blobs":["0x{}"],"#, "ab".repeat(100_000)), 1);
     node.node.announce_object(&long);
@@ -149,35 +148,35 @@ async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction
 }
 
 #[tokio::test]
-async fn what_the_node_drops_from_its_full_stream_is_requested_and_announced_once() {
+async fn transactions_whose_objects_the_node_drops_are_requested() {
     const SENT: u64 = 4_000;
     for (per_mille, run) in [(200, 1), (500, 2_000), (1_000, 1)] {
-        // The default seed draws the second run.
+        // With the default seed of the node, the second run drops objects too.
         let full_objects = FullObjects::Dropped { per_mille, run };
-        let what = format!("{full_objects:?}");
+        let name = format!("{full_objects:?}");
         let configure = |config| NodeConfig { full_objects, ..config };
         let node = Node::start(SENT as usize, configure);
         let limits = Limits { object_wait: Duration::from_secs(1), ..settles_fast() };
         let (fetcher, _pool) = ingest_with(full(&node), limits).await;
         node.submit_all();
-        let counts = settled(&fetcher, &what, |counts| counts.pooled == SENT).await;
-        assert_eq!((counts.announced, counts.known), (SENT, 0), "{what}");
+        let counts = settled(&fetcher, &name, |counts| counts.pooled == SENT).await;
+        assert_eq!((counts.announced, counts.known), (SENT, 0), "{name}");
         let dropped = node.node.stats().objects_dropped;
-        assert!(dropped > 0 && (dropped < SENT || per_mille == 1_000), "{what}: {dropped}");
-        assert!(counts.objects_missed >= dropped, "{what}: {dropped}, {counts:?}");
-        assert_eq!((counts.lagged, counts.audit_recovered), (0, 0), "{what}");
-        assert_eq!(compare(&fetcher).await.missing, 0, "{what}");
+        assert!(dropped > 0 && (dropped < SENT || per_mille == 1_000), "{name}: {dropped}");
+        assert!(counts.objects_missed >= dropped, "{name}: {dropped}, {counts:?}");
+        assert_eq!((counts.lagged, counts.audit_recovered), (0, 0), "{name}");
+        assert_eq!(compare(&fetcher).await.missing, 0, "{name}");
     }
 }
 
-/// The first that had to be requested and found no slot held up all objects behind it.
+/// Before the fix the first request without a slot held up all objects behind it.
 #[tokio::test]
-async fn what_cannot_be_requested_now_does_not_hold_up_the_objects_behind_it() {
+async fn a_request_without_a_slot_does_not_hold_up_later_objects() {
     let mix = Mix { blobs_per_mille: 500, six_blobs_per_mille: 0, ..Mix::default() };
     let node = Node::with_mix(30, mix, |config| config);
     let plain = node.txs.iter().filter(|tx| tx.kind != TxKind::Blob).count();
     assert!((1..node.txs.len() - 2).contains(&plain), "{plain}");
-    let config = FetcherConfig { fetch_slots: 2, ..full(&node) };
+    let config = configured(full(&node), |config| config.fetch_slots = 2);
     let limits = Limits {
         object_wait: PATIENCE,
         fetch_timeout: PATIENCE,
@@ -187,12 +186,12 @@ async fn what_cannot_be_requested_now_does_not_hold_up_the_objects_behind_it() {
     let (fetcher, pool) = ingest_with(config, limits).await;
     node.node.inject(Fault::GoDead(Target::Request));
     node.submit_all();
-    eventually("all that are whole are in", || pool.len() == plain).await;
+    eventually("all whole objects are pooled", || pool.len() == plain).await;
     assert_eq!(fetcher.counts().objects_missed, 0);
 }
 
 #[tokio::test]
-async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
+async fn the_loss_of_either_connection_reopens_both() {
     for lost in [Target::Hashes, Target::Objects] {
         let node = Node::start(30, |config| config);
         let (fetcher, pool) = ingest_patiently(full(&node)).await;
@@ -219,15 +218,15 @@ async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
 }
 
 #[tokio::test]
-async fn a_node_without_full_objects_is_left_at_hashes_and_no_connection_is_lost() {
+async fn hashes_are_used_at_a_node_without_objects() {
     for (announcements, full_objects) in [
         (Announcements::Auto, FullObjects::Refused),
         (Announcements::Auto, FullObjects::Ignored),
         (Announcements::Full, FullObjects::Ignored),
     ] {
-        let what = format!("{announcements:?} of a node for which it is {full_objects:?}");
+        let name = format!("{announcements:?}, full objects of the node: {full_objects:?}");
         let node = Node::start(50, |config| NodeConfig { full_objects, ..config });
-        let config = FetcherConfig { announcements, ..node.fetcher() };
+        let config = configured(node.fetcher(), |config| config.announcements = announcements);
         let (fetcher, pool) = ingest_patiently(config).await;
         let counts = pool_all(&node, &fetcher).await;
         let status = &fetcher.status()[0];
@@ -235,17 +234,17 @@ async fn a_node_without_full_objects_is_left_at_hashes_and_no_connection_is_lost
             assert_eq!(
                 (status.announcements, counts.objects_missed),
                 (Announcements::Hashes, 0),
-                "{what}"
+                "{name}"
             );
         }
-        assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{what}");
-        assert_eq!((counts.announced, pool.len()), (50, 50), "{what}");
-        assert_eq!(node.node.stats().raw_found, 50, "{what}");
+        assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{name}");
+        assert_eq!((counts.announced, pool.len()), (50, 50), "{name}");
+        assert_eq!(node.node.stats().raw_found, 50, "{name}");
     }
 }
 
 #[tokio::test]
-async fn full_is_an_error_at_a_node_that_refuses_it() {
+async fn full_announcements_are_an_error_at_a_node_that_refuses_them() {
     let full_objects = FullObjects::Refused;
     let node = Node::start(0, |config| NodeConfig { full_objects, ..config });
     let (sink, _transactions) = mpsc::channel::<FetchedTransaction>(1);

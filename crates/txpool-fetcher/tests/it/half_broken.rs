@@ -1,32 +1,32 @@
-//! Nodes that are half broken, as other clients, proxies and load balancers are. What the pool holds, and what an operator
-//! reads.
+//! Nodes with the quirks of other clients, proxies and load balancers: what the pool holds, and
+//! what an operator reads.
 
 use mock_node::{AnswerIds, IncompleteBlobs, IncompleteForm, MethodQuirk, OddLine, Quirks, Topic};
 
 use super::*;
 
-/// A live fetcher from a node with these quirks.
-async fn from(node: &Node, quirks: Quirks) -> (Fetcher, OrderPool) {
+/// Starts a live fetcher at a node with these quirks.
+async fn ingest_with_quirks(node: &Node, quirks: Quirks) -> (Fetcher, OrderPool) {
     node.node.set_quirks(|current| *current = quirks);
-    ingest_fast(FetcherConfig { audit_interval: None, ..node.fetcher() }).await
+    ingest_fast(configured(node.fetcher(), |config| config.audit_interval = None)).await
 }
 
-/// Of one source, every transaction was gone, the pool empty and the source live.
+/// A node may announce a hash before it can return its transaction.
 #[tokio::test]
-async fn null_just_after_the_announcement_is_asked_again() {
+async fn null_shortly_after_the_announcement_is_requested_again() {
     let node = Node::start(200, |config| config);
     let null_after_announcement = Duration::from_millis(50);
     let (fetcher, pool) =
-        from(&node, Quirks { null_after_announcement, ..Quirks::default() }).await;
+        ingest_with_quirks(&node, Quirks { null_after_announcement, ..Quirks::default() }).await;
     let counts = pool_all(&node, &fetcher).await;
     assert_eq!((counts.gone, pool.len()), (0, 200), "{counts:?}");
 }
 
-/// Nothing came after the first minute, and each was asked for four times.
+/// Requests wait longer than the node takes, and a late response is used.
 #[tokio::test]
-async fn a_node_that_answers_everything_late_is_late_and_loses_nothing() {
+async fn a_node_that_responds_late_loses_nothing() {
     let node = Node::start(100, |config| config);
-    let (fetcher, pool) = from(&node, Quirks::default()).await;
+    let (fetcher, pool) = ingest_with_quirks(&node, Quirks::default()).await;
     node.node.set_quirks(|quirks| quirks.delay = Duration::from_millis(2_500));
     for txs in node.txs.chunks(10) {
         submit(&node, txs);
@@ -38,16 +38,16 @@ async fn a_node_that_answers_everything_late_is_late_and_loses_nothing() {
     assert!(requested <= 2 * 100 + 1, "at most two requests for each: {requested}");
 }
 
-/// They left as mined or malformed after one request, and three clients never list them.
+/// Three clients never list them, so an audit would not recover them.
 #[tokio::test]
-async fn a_blob_transaction_that_is_incomplete_for_a_while_comes_when_it_is_complete() {
+async fn an_incomplete_blob_transaction_is_requested_until_it_is_complete() {
     for form in [IncompleteForm::NoSidecar, IncompleteForm::ElidedBlobs] {
         for (time, expected) in [(Duration::from_secs(1), 3), (Duration::MAX, 0)] {
             let mix = Mix { blobs_per_mille: 1_000, ..Mix::default() };
             let node = Node::with_mix(3, mix, |config| config);
             let incomplete = IncompleteBlobs { form, time };
             let quirks = Quirks { incomplete_blobs: Some(incomplete), ..Quirks::default() };
-            let (fetcher, pool) = from(&node, quirks).await;
+            let (fetcher, pool) = ingest_with_quirks(&node, quirks).await;
             node.submit_all();
             let counts =
                 settled(&fetcher, "all have left", |counts| counts.pooled + counts.no_sidecar == 3);
@@ -60,14 +60,15 @@ async fn a_blob_transaction_that_is_incomplete_for_a_while_comes_when_it_is_comp
 #[tokio::test]
 async fn typed_transactions_in_an_rlp_string_are_read() {
     let node = Node::start(100, |config| config);
-    let (fetcher, pool) = from(&node, Quirks { wraps_raw: true, ..Quirks::default() }).await;
+    let (fetcher, pool) =
+        ingest_with_quirks(&node, Quirks { wraps_raw: true, ..Quirks::default() }).await;
     let counts = pool_all(&node, &fetcher).await;
     assert_eq!((counts.malformed, pool.len()), (0, 100), "{counts:?}");
 }
 
-/// Such a node passed, and one with a code of its own for an unknown hash did not.
+/// A node with an error code of its own for an unknown hash is accepted.
 #[tokio::test]
-async fn a_node_without_raw_transactions_is_named_and_one_with_other_codes_or_no_version_works() {
+async fn a_node_without_raw_transactions_is_refused_and_named() {
     for code in [-32601, -32602] {
         let node = Node::start(1, |config| config);
         let missing = MethodQuirk::Error(code);
@@ -81,7 +82,7 @@ async fn a_node_without_raw_transactions_is_named_and_one_with_other_codes_or_no
         let node = Node::start(20, |config| config);
         let methods = [("web3_clientVersion".into(), MethodQuirk::Error(-32601))].into();
         let quirks = Quirks { unknown_error: Some(code), methods, ..Quirks::default() };
-        let (fetcher, pool) = from(&node, quirks).await;
+        let (fetcher, pool) = ingest_with_quirks(&node, quirks).await;
         pool_all(&node, &fetcher).await;
         assert_eq!(pool.len(), 20);
         let client = fetcher.status()[0].node.clone().map(|node| node.client);
@@ -89,9 +90,8 @@ async fn a_node_without_raw_transactions_is_named_and_one_with_other_codes_or_no
     }
 }
 
-/// "Is the node stopped?", it was said.
 #[tokio::test]
-async fn a_first_answer_that_is_of_no_use_is_shown() {
+async fn the_error_shows_a_first_response_that_cannot_be_used() {
     let quirks = [
         (Quirks { html_first: true, ..Quirks::default() }, "<"),
         (Quirks { ids: AnswerIds::Text, ..Quirks::default() }, "\\\"id\\\":\\\"1\\\""),
@@ -106,12 +106,12 @@ async fn a_first_answer_that_is_of_no_use_is_shown() {
     }
 }
 
-/// Whatever comes, what is lost is counted, and the source is live again.
+/// Whatever the node sends, lost hashes are counted, and the source is live again.
 #[tokio::test]
-async fn odd_lines_and_answers_cost_a_reconnect_at_most() {
+async fn odd_lines_and_responses_cost_a_reconnect_at_most() {
     for line in OddLine::ALL {
         let node = Node::start(100, |config| config);
-        let (fetcher, pool) = from(&node, Quirks::default()).await;
+        let (fetcher, pool) = ingest_with_quirks(&node, Quirks::default()).await;
         let (first, rest) = node.txs.split_at(50);
         submit(&node, first);
         node.node.inject(Fault::SendLine { line, target: Target::All });
@@ -125,18 +125,21 @@ async fn odd_lines_and_answers_cost_a_reconnect_at_most() {
         Quirks { reverse_window: Duration::from_millis(20), ..Quirks::default() },
     ] {
         let node = Node::start(100, |config| config);
-        let (fetcher, pool) = from(&node, quirks).await;
+        let (fetcher, pool) = ingest_with_quirks(&node, quirks).await;
         pool_all(&node, &fetcher).await;
         assert_eq!((pool.len(), fetcher.status()[0].reconnects), (100, 0));
     }
 }
 
-/// Each transaction was late by the wait for its object, for ever.
+/// Each transaction would be delayed by the wait for its object.
 #[tokio::test]
-async fn a_stream_of_objects_that_has_ended_silently_is_given_up() {
+async fn a_silent_subscription_to_objects_is_given_up() {
     let node = Node::start(400, |config| config);
     let announcements = Announcements::Auto;
-    let config = FetcherConfig { announcements, audit_interval: None, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| {
+        config.announcements = announcements;
+        config.audit_interval = None;
+    });
     let (fetcher, pool) = ingest_fast(config).await;
     let announces = || fetcher.status()[0].announcements;
     assert_eq!(announces(), Announcements::Full);
@@ -150,14 +153,14 @@ async fn a_stream_of_objects_that_has_ended_silently_is_given_up() {
     assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (0, true));
 }
 
-/// It was live with an empty pool, and its connections were never opened again.
+/// Otherwise the source would be live while the pool stays empty.
 #[tokio::test]
-async fn a_node_whose_every_request_for_a_transaction_fails_is_not_live_until_one_succeeds() {
+async fn a_source_is_failing_until_a_request_for_a_transaction_succeeds() {
     for quirk in [MethodQuirk::Error(-32_000), MethodQuirk::NoAnswer] {
         let node = Node::start(40, |config| config);
         let limits = Limits { fetch_timeout: Duration::from_millis(200), ..settles_fast() };
         let audit_interval = Some(Duration::from_secs(1));
-        let config = FetcherConfig { audit_interval, ..node.fetcher() };
+        let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
         let (fetcher, pool) = ingest_with(config, limits).await;
         let methods = [("eth_getRawTransactionByHash".into(), quirk)].into();
         node.node.set_quirks(|quirks| quirks.methods = methods);
@@ -165,7 +168,7 @@ async fn a_node_whose_every_request_for_a_transaction_fails_is_not_live_until_on
         submit(&node, first);
         let is_failing = || fetcher.status()[0].state == SourceState::Failing;
         eventually("it is failing", is_failing).await;
-        assert!(!fetcher.is_live() && !fetcher.readiness()());
+        assert!(!fetcher.is_live() && !fetcher.is_ready());
         let reason = |error: &SourceError| {
             matches!(error, SourceError::Lost(LossReason::NoTransactions { requests: 8.., .. }))
         };
@@ -178,9 +181,9 @@ async fn a_node_whose_every_request_for_a_transaction_fails_is_not_live_until_on
     }
 }
 
-/// The head of the builder stood still while that of the node went on.
+/// The timestamps of its heads look old to a machine whose clock is ahead.
 #[tokio::test]
-async fn a_clock_that_is_ahead_does_not_make_a_node_syncing_whose_heads_keep_its_pace() {
+async fn a_node_with_regular_heads_is_live_although_our_clock_is_ahead() {
     let quirks = Quirks { clock_offset_s: -90, is_syncing: true, ..Quirks::default() };
     let node = Node::start(1, |config| NodeConfig {
         block_time: Duration::from_secs(1),
@@ -196,9 +199,9 @@ async fn a_clock_that_is_ahead_does_not_make_a_node_syncing_whose_heads_keep_its
     eventually("the head goes on", || pool.head().map(|head| head.number) > head).await;
 }
 
-/// The same transactions, with the same hashes, were known as mined for ever.
+/// The new chain has the same transactions, with the same hashes, pending again.
 #[tokio::test]
-async fn after_a_chain_reset_what_the_new_chain_has_pending_is_pooled() {
+async fn transactions_mined_before_a_chain_reset_are_pooled_again() {
     let node = Node::start(20, |config| config);
     let (fetcher, pool) = ingest_fast(node.fetcher()).await;
     pool_all(&node, &fetcher).await;
@@ -213,13 +216,14 @@ async fn after_a_chain_reset_what_the_new_chain_has_pending_is_pooled() {
     assert_eq!(pool.head().map(|head| head.number), Some(node.node.head().number));
 }
 
-/// A pool that keeps what nobody lists for a second.
-fn forgetful_pool() -> OrderPool {
+/// A pool that keeps transactions for a second after no node lists them.
+fn pool_with_short_retention() -> OrderPool {
     let tx_retention = Duration::from_secs(1);
     OrderPool::new(PoolConfig { tx_retention, ..PoolConfig::default() }).expect("it is valid")
 }
 
-async fn is_emptied(pool: &OrderPool) {
+/// Waits until all transactions have expired.
+async fn all_expired(pool: &OrderPool) {
     let is_empty = || {
         pool.upkeep();
         pool.is_empty()
@@ -227,20 +231,20 @@ async fn is_emptied(pool: &OrderPool) {
     eventually("they have left", is_empty).await;
 }
 
-/// They stayed until the pool was full.
+/// Otherwise they would stay until the pool is full.
 #[tokio::test]
-async fn what_a_node_listed_that_cannot_be_listed_any_more_expires() {
+async fn listed_transactions_expire_once_the_node_cannot_be_listed() {
     let node = Node::start(10, |config| config);
-    let pool = forgetful_pool();
+    let pool = pool_with_short_retention();
     let audit_interval = Some(Duration::from_millis(300));
-    let config = FetcherConfig { audit_interval, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
     let fetcher = start_with(config, settles_fast(), pool.clone()).await;
     pool_all(&node, &fetcher).await;
     let missing = MethodQuirk::Error(-32_601);
     let methods = [("txpool_content".into(), missing)].into();
     node.node.set_quirks(|quirks| quirks.methods = methods);
     eventually("it is not audited", || !fetcher.status()[0].audited).await;
-    is_emptied(&pool).await;
+    all_expired(&pool).await;
     // It can be listed again.
     node.node.set_quirks(|quirks| quirks.methods.clear());
     eventually("what is pending there comes back", || pool.len() == 10).await;

@@ -1,4 +1,4 @@
-//! What the fetcher makes of the chain, against a node whose every block is written by the test.
+//! How the fetcher follows the chain, against a scripted node.
 
 use order_pool::{Event, Subscription};
 
@@ -7,8 +7,8 @@ use super::{
     *,
 };
 
-/// A node, and a fetcher that knows its head.
-async fn at_first_head() -> (Fake, Fetcher, OrderPool) {
+/// Starts a node, and a fetcher that knows its head.
+async fn start_at_first_head() -> (Fake, Fetcher, OrderPool) {
     let fake = Fake::start();
     let (fetcher, pool) = ingest_fast(fake.config()).await;
     eventually("the first head", || head_number(&pool) == Some(1)).await;
@@ -26,7 +26,7 @@ fn head_number(pool: &OrderPool) -> Option<u64> {
     pool.head().map(|head| head.number)
 }
 
-/// Both are live, and the first was alone when it told its head.
+/// Starts a fetcher with two live sources, of which the first leads.
 async fn first_leads(first: &Fake, other: &Fake, limits: Limits) -> (Fetcher, OrderPool) {
     let config = config_of([first, other]);
     other.lock().stands_still = true;
@@ -37,7 +37,7 @@ async fn first_leads(first: &Fake, other: &Fake, limits: Limits) -> (Fetcher, Or
     (fetcher, pool)
 }
 
-/// The numbers of the heads that a subscriber saw.
+/// Returns the numbers of the heads that a subscriber saw.
 fn seen(events: &mut Subscription) -> Vec<u64> {
     let events = std::iter::from_fn(|| events.try_next());
     let number = |event: Result<Event, _>| match event.expect("not so many") {
@@ -48,24 +48,24 @@ fn seen(events: &mut Subscription) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn the_head_is_known_right_after_the_start_and_after_a_reconnect_with_the_next_base_fee() {
-    let (fake, fetcher, pool) = at_first_head().await;
-    // Made while nobody listens.
+async fn the_head_is_known_right_after_the_start_and_after_a_reconnect() {
+    let (fake, fetcher, pool) = start_at_first_head().await;
+    // The blocks are made while the fetcher is disconnected.
     fake.restart(&blocks(1..=3).collect::<Vec<_>>());
-    eventually("the head of now", || head_number(&pool) == Some(3)).await;
+    eventually("the latest head", || head_number(&pool) == Some(3)).await;
     assert!(fetcher.status()[0].reconnects > 0);
     let head = pool.head().expect("just seen");
     assert_eq!((head.hash, head.timestamp, head.gas_limit), (block_hash(3), 1, 30_000_000));
     assert_eq!(head.next_base_fee_wei, Some(875_000_000));
 }
 
-/// It stayed until a comparison, or for its retention.
+/// Before the fix they stayed until a comparison, or for their retention.
 #[tokio::test]
-async fn what_a_node_that_lags_lists_and_a_block_before_the_first_head_contains_is_not_pooled() {
+async fn transactions_mined_shortly_before_the_first_head_are_not_pooled() {
     let (first, behind) = (Fake::start(), Fake::start());
     let txs = txs(3);
     let now = FakeBlock::new(9, 9, 8, &[]).recent().time;
-    // Blocks of 12 s: the fourth is 60 s older than the head.
+    // With blocks of 12 s, block 4 is 60 s older than the head.
     for number in 2..=9 {
         let mut block = FakeBlock::new(number, number, number - 1, &[]);
         block.time = now - 12 * (9 - number);
@@ -81,18 +81,22 @@ async fn what_a_node_that_lags_lists_and_a_block_before_the_first_head_contains_
     }
     behind.lock().pending = txs.clone();
     let (fetcher, pool) = first_leads(&first, &behind, settles_fast()).await;
-    settled(&fetcher, "what it lists", |counts| counts.unfinished == 0 && counts.pooled >= 1).await;
-    eventually("the last alone", || pool.len() == 1 && pool.contains(&txs[2].hash)).await;
+    settled(&fetcher, "the listed transactions have outcomes", |counts| {
+        counts.unfinished == 0 && counts.pooled >= 1
+    })
+    .await;
+    eventually("only the last one is pooled", || pool.len() == 1 && pool.contains(&txs[2].hash))
+        .await;
     assert_eq!(first.requests_for(4, false), 1, "the oldest that may be missing");
     assert_eq!(first.requests_for(3, false), 0, "no node that old is compared");
 }
 
 #[tokio::test]
 async fn the_nonces_of_every_missed_block_count() {
-    let (fake, _fetcher, pool) = at_first_head().await;
+    let (fake, _fetcher, pool) = start_at_first_head().await;
     let txs = txs(3);
-    fake.pools(&pool, &txs).await;
-    // The second and the third block are never announced; each has a rival of what is pooled.
+    fake.announce_and_wait(&pool, &txs).await;
+    // Blocks 2 and 3 are never announced. Each contains a rival of a pooled transaction.
     fake.add(&FakeBlock::new(2, 2, 1, &[]).with_rival_of(&txs[0]));
     fake.add(&FakeBlock::new(3, 3, 2, &[]).with_rival_of(&txs[1]));
     fake.announce(&FakeBlock::new(4, 4, 3, &[]));
@@ -101,9 +105,9 @@ async fn the_nonces_of_every_missed_block_count() {
     assert_eq!(head_number(&pool), Some(4));
 }
 
-/// It was forgotten with its block, so no comparison looked at it again: it stayed pending for ever.
+/// Before the fix it was forgotten with its block, and stayed pending for ever.
 #[tokio::test]
-async fn what_an_undone_block_had_and_the_node_does_not_list_is_found() {
+async fn transactions_of_an_undone_block_that_are_not_listed_have_vanished() {
     let fake = Fake::start();
     let (sender, mut events) = mpsc::channel::<SinkEvent>(1024);
     let fetcher = start_with(fake.config(), settles_fast(), sender).await;
@@ -121,49 +125,54 @@ async fn what_an_undone_block_had_and_the_node_does_not_list_is_found() {
         }
         None
     };
-    let told = timeout(PATIENCE, vanished).await.expect("it is told");
-    assert_eq!(told, Some(tx.hash));
+    let vanished = timeout(PATIENCE, vanished).await.expect("it is reported");
+    assert_eq!(vanished, Some(tx.hash));
 }
 
-/// From here on the pool is not listed.
-async fn unlisted(fake: &Fake, fetcher: &Fetcher) {
+/// Waits for the list at the start. Later lists get no response.
+async fn stop_listing(fake: &Fake, fetcher: &Fetcher) {
     settled(fetcher, "the start's list", |_| fake.count("txpool_content") >= 1).await;
     fake.lock().listing = Listing::Silent;
 }
 
-/// Block 2 has them, and a reorg undoes it after the first of them was announced.
-async fn announced_while_mined(fake: &Fake, ours: &Fetcher, pool: &OrderPool, txs: &[PreparedTx]) {
+/// Mines transactions in block 2, announces the first of them, and removes the block by a reorg.
+async fn announced_while_mined(
+    fake: &Fake,
+    fetcher: &Fetcher,
+    pool: &OrderPool,
+    txs: &[PreparedTx],
+) {
     fake.announce(&FakeBlock::new(2, 2, 1, &txs.iter().collect::<Vec<_>>()));
     eventually("mined", || head_number(pool) == Some(2)).await;
     fake.announce_hash(txs[0].hash);
-    settled(ours, "announced late", |counts| counts.mined == 1).await;
+    settled(fetcher, "announced late", |counts| counts.mined == 1).await;
     fake.announce(&FakeBlock::new(2, 20, 1, &[]));
     fake.announce(&FakeBlock::new(3, 30, 20, &[]));
 }
 
-/// Nothing but a comparison found it, and what a comparison finds is deferred. The node may not have it back yet when it is
-/// asked.
+/// Before the fix only a comparison found it, whose fetches are deferred. The node may not have it
+/// again when it is asked.
 #[tokio::test]
-async fn what_was_announced_while_a_block_had_it_is_there_when_the_block_is_undone() {
+async fn hashes_announced_while_mined_are_fetched_when_their_block_is_undone() {
     let txs = txs(2);
     for reply in [Reply::Raw(txs[0].raw.clone()), Reply::NotYet(txs[0].raw.clone())] {
-        let (fake, fetcher, pool) = at_first_head().await;
-        unlisted(&fake, &fetcher).await;
+        let (fake, fetcher, pool) = start_at_first_head().await;
+        stop_listing(&fake, &fetcher).await;
         fake.lock().replies.insert(txs[0].hash, reply);
         announced_while_mined(&fake, &fetcher, &pool, &txs).await;
         eventually("pending", || pool.contains(&txs[0].hash)).await;
-        assert!(!pool.contains(&txs[1].hash), "nobody has announced it");
+        assert!(!pool.contains(&txs[1].hash), "it was not announced");
         let counts = fetcher.counts();
         assert_eq!((counts.balance(), counts.audit_recovered), (0, 1));
-        assert_eq!(counts.announced, fetcher.status()[0].announced, "by the node");
+        assert_eq!(counts.announced, fetcher.status()[0].announced, "only by the node");
     }
 }
 
-/// Its block is only forgotten, and still has it.
+/// Its block is only forgotten, and still contains it.
 #[tokio::test]
-async fn what_was_announced_while_a_block_had_it_stays_away_when_blocks_are_missed() {
-    let (fake, fetcher, pool) = at_first_head().await;
-    unlisted(&fake, &fetcher).await;
+async fn hashes_announced_while_mined_are_not_fetched_when_blocks_are_missed() {
+    let (fake, fetcher, pool) = start_at_first_head().await;
+    stop_listing(&fake, &fetcher).await;
     let tx = txs(1).remove(0);
     fake.lock().replies.insert(tx.hash, Reply::Raw(tx.raw.clone()));
     fake.announce(&FakeBlock::new(2, 2, 1, &[&tx]));
@@ -178,19 +187,18 @@ async fn what_was_announced_while_a_block_had_it_stays_away_when_blocks_are_miss
     assert_eq!(fake.count("eth_getRawTransactionByHash"), requested);
 }
 
-/// The pool had let it expire, so it had nothing to put back.
+/// The pool has let it expire, so it has nothing to put back.
 #[tokio::test]
-async fn what_the_sink_no_longer_has_is_there_when_its_block_is_undone_after_it_was_announced_again()
- {
+async fn an_expired_transaction_is_fetched_again_when_its_block_is_undone() {
     let fake = Fake::start();
-    // It does not count its pool, so nobody could say that the transaction has left: it expires.
+    // The node does not count its pool, so the transaction counts as unlisted, and expires.
     fake.lock().listing = Listing::Uncounted;
     let pool = PoolConfig { tx_retention: Duration::from_millis(300), ..PoolConfig::default() };
     let pool = OrderPool::new(pool).expect("a valid configuration");
     let fetcher = start_with(fake.config(), settles_fast(), pool.clone()).await;
     let txs = txs(1);
-    fake.pools(&pool, &txs).await;
-    unlisted(&fake, &fetcher).await;
+    fake.announce_and_wait(&pool, &txs).await;
+    stop_listing(&fake, &fetcher).await;
     eventually("expired", || {
         pool.upkeep();
         pool.is_empty()
@@ -204,13 +212,13 @@ async fn what_the_sink_no_longer_has_is_there_when_its_block_is_undone_after_it_
 }
 
 #[tokio::test]
-async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
-    let (fake, _fetcher, pool) = at_first_head().await;
+async fn a_node_that_is_busy_for_a_while_loses_no_block() {
+    let (fake, _fetcher, pool) = start_at_first_head().await;
     let txs = txs(2);
-    fake.pools(&pool, &txs).await;
+    fake.announce_and_wait(&pool, &txs).await;
     let block = FakeBlock::new(2, 2, 1, &[&txs[0]]).with_rival_of(&txs[1]);
-    // Before, the fourth error response made it an empty block, and the first one of the full block
-    // left its nonces unread.
+    // Before the fix the fourth error response made it an empty block, and the first one for the
+    // full block left its nonces unread.
     fake.lock().busy.extend([((block.hash, false), 5), ((block.hash, true), 5)]);
     fake.announce(&block);
     eventually("mined and stale", || pool.is_empty()).await;
@@ -218,9 +226,9 @@ async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
 }
 
 #[tokio::test]
-async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
+async fn a_block_that_cannot_be_read_is_a_gap_and_compared() {
     for full in [false, true] {
-        let (fake, fetcher, pool) = at_first_head().await;
+        let (fake, fetcher, pool) = start_at_first_head().await;
         let block = FakeBlock::new(2, 2, 1, &[]);
         fake.lock().busy.insert((block.hash, full), u32::MAX);
         fake.announce(&block);
@@ -229,13 +237,13 @@ async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
     }
 }
 
-/// It was a repeat then, and what it contains stayed pending.
+/// Before the fix the second announcement was ignored, and the block's transactions stayed pending.
 #[tokio::test]
-async fn a_block_that_could_not_be_read_is_read_when_another_node_tells_it() {
+async fn an_unread_block_is_read_when_another_node_announces_it() {
     let fakes = [Fake::start(), Fake::start()];
     let (_fetcher, pool) = first_leads(&fakes[0], &fakes[1], settles_fast()).await;
     let txs = txs(1);
-    fakes[0].pools(&pool, &txs).await;
+    fakes[0].announce_and_wait(&pool, &txs).await;
     let block = FakeBlock::new(2, 2, 1, &[&txs[0]]);
     for fake in &fakes {
         fake.lock().busy = [false, true].map(|full| ((block.hash, full), u32::MAX)).into();
@@ -249,22 +257,21 @@ async fn a_block_that_could_not_be_read_is_read_when_another_node_tells_it() {
     eventually("its transaction is gone", || pool.is_empty()).await;
 }
 
-/// It was kept as mined for ever, refused as known when it was announced again, and no audit missed
-/// it.
+/// Before the fix it counted as mined for ever: its announcement as known, and no audit missed it.
 #[tokio::test]
-async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
+async fn a_transaction_that_lost_its_nonce_returns_when_the_block_is_undone() {
     let fake = Fake::start();
-    let config = FetcherConfig { backfill: Backfill::Off, ..fake.config() };
+    let config = configured(fake.config(), |config| config.backfill = Backfill::Off);
     let (fetcher, pool) = ingest_fast(config).await;
     eventually("the first head", || head_number(&pool) == Some(1)).await;
     let txs = txs(3);
-    fake.pools(&pool, &txs[2..]).await;
+    fake.announce_and_wait(&pool, &txs[2..]).await;
     let block = txs.iter().fold(FakeBlock::new(2, 2, 1, &[]), FakeBlock::with_rival_of);
     fake.announce(&block);
     eventually("the block's nonces are known", || pool.is_empty()).await;
     fake.announce_tx(&txs[0]);
     fake.announce_tx(&txs[1]);
-    settled(&fetcher, "two too late", |counts| counts.mined == 2).await;
+    settled(&fetcher, "two come too late", |counts| counts.mined == 2).await;
     fake.lock().pending.clear();
     fake.announce(&FakeBlock::new(2, 22, 1, &[]));
     eventually("undone", || pool.head().is_some_and(|head| head.hash == block_hash(22))).await;
@@ -278,11 +285,11 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
 }
 
 #[tokio::test]
-async fn a_leader_that_falls_silent_leads_until_another_branch_is_higher() {
+async fn a_silent_leader_leads_until_another_branch_is_higher() {
     let (silent, other) = (Fake::start(), Fake::start());
     let limits = Limits { lead_timeout: Duration::ZERO, ..settles_fast() };
     let (_fetcher, pool) = first_leads(&silent, &other, limits).await;
-    // With all its ancestors: nothing is wrong with it but that it stops.
+    // A valid branch with all its ancestors, which then stops.
     for number in 2..=9 {
         let parent = if number == 2 { 1 } else { 99 + number };
         silent.announce(&FakeBlock::new(number, 100 + number, parent, &[]));
@@ -302,7 +309,7 @@ async fn a_leader_that_falls_silent_leads_until_another_branch_is_higher() {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_frozen_is_followed_by_the_other_without_a_step_back() {
+async fn the_other_node_replaces_a_frozen_leader_without_a_step_back() {
     let began = Instant::now();
     let (first, other) = (Fake::start(), Fake::start());
     let (_fetcher, pool) = first_leads(&first, &other, settles_fast()).await;
@@ -313,7 +320,7 @@ async fn a_leader_that_is_frozen_is_followed_by_the_other_without_a_step_back() 
     }
     eventually("both are followed", || head_number(&pool) == Some(3)).await;
     first.lock().stands_still = true;
-    // It is read until the call times out.
+    // The request for its block waits until the call times out.
     first.announce(&FakeBlock::new(4, 4, 3, &[]));
     for block in blocks(4..=9) {
         other.announce(&block);
@@ -329,13 +336,13 @@ async fn a_leader_that_is_frozen_is_followed_by_the_other_without_a_step_back() 
 }
 
 #[tokio::test]
-async fn a_huge_number_as_the_very_first_head_keeps_no_honest_head_from_the_sink() {
+async fn a_huge_first_head_number_keeps_no_honest_head_from_the_sink() {
     let (liar, honest) = (Fake::start(), Fake::start());
     let high = FakeBlock::new(1 << 60, 100, 99, &[]);
     liar.add(&high);
     liar.lock().head = high.hash;
     let (_fetcher, pool) = first_leads(&liar, &honest, settles_fast()).await;
-    assert_eq!(head_number(&pool), Some(high.number), "nobody else has told one");
+    assert_eq!(head_number(&pool), Some(high.number), "no other node has announced a head");
     for block in blocks(2..=8) {
         liar.announce(&high);
         honest.announce(&block);
@@ -343,12 +350,12 @@ async fn a_huge_number_as_the_very_first_head_keeps_no_honest_head_from_the_sink
     }
 }
 
-/// Each head was related to the chain before the one before it was applied.
+/// Before the fix a head was related to the chain before the previous one was applied.
 #[tokio::test]
 async fn a_quick_flip_back_to_a_known_branch_is_followed() {
-    let (fake, _fetcher, pool) = at_first_head().await;
+    let (fake, _fetcher, pool) = start_at_first_head().await;
     let txs = txs(1);
-    fake.pools(&pool, &txs).await;
+    fake.announce_and_wait(&pool, &txs).await;
     let block = |number| match number {
         4 => FakeBlock::new(4, 4, 3, &[&txs[0]]),
         _ => FakeBlock::new(number, number, number - 1, &[]),
@@ -357,23 +364,23 @@ async fn a_quick_flip_back_to_a_known_branch_is_followed() {
     eventually("mined", || pool.is_empty() && head_number(&pool) == Some(5)).await;
     let mut events = pool.subscribe_all();
     let flip = FakeBlock::new(3, 33, 2, &[]);
-    // While it is read, all those after it are told.
+    // While it is read, all later heads are announced.
     fake.lock().busy.insert((flip.hash, false), 2);
     fake.announce(&flip);
     (3..=6).for_each(|number| fake.announce(&block(number)));
     eventually("the head", || head_number(&pool) == Some(6)).await;
-    assert_eq!(seen(&mut events), [5, 3, 3, 4, 5, 6], "there and back");
+    assert_eq!(seen(&mut events), [5, 3, 3, 4, 5, 6], "to the other branch and back");
     assert!(pool.is_empty());
 }
 
 #[tokio::test]
 async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
-    let (fake, _fetcher, pool) = at_first_head().await;
+    let (fake, _fetcher, pool) = start_at_first_head().await;
     let gone = FakeBlock::new(2, 22, 1, &[]);
     let next = FakeBlock::new(2, 2, 1, &[]);
     fake.add(&next);
     {
-        // Both are told before the first request can be answered.
+        // Both are announced before the first request can be answered.
         let state = fake.lock();
         state.notify("newHeads", &gone.json(None));
         state.notify("newHeads", &next.json(None));
@@ -383,10 +390,10 @@ async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
     assert!(fake.requests_for(22, false) <= 2, "{} requests", fake.requests_for(22, false));
 }
 
-/// It was given up for the newer one, which was no news.
+/// Before the fix it was given up for the newer head, which was ignored.
 #[tokio::test]
-async fn a_head_that_is_told_twice_before_its_block_can_be_read_is_read() {
-    let (fake, _fetcher, pool) = at_first_head().await;
+async fn a_head_announced_twice_before_its_block_exists_is_read() {
+    let (fake, _fetcher, pool) = start_at_first_head().await;
     let block = FakeBlock::new(2, 2, 1, &[]);
     (0..2).for_each(|_| fake.notify("newHeads", &block.json(None)));
     eventually("it is requested", || fake.requests_for(2, false) > 0).await;
@@ -394,15 +401,15 @@ async fn a_head_that_is_told_twice_before_its_block_can_be_read_is_read() {
     eventually("the head", || head_number(&pool) == Some(2)).await;
 }
 
-/// Nobody looked at it again before its source told the next one.
+/// Before the fix it was ignored until its source announced the next head.
 #[tokio::test]
-async fn a_higher_head_that_was_told_while_another_node_led_counts_when_that_node_is_lost() {
+async fn a_higher_head_of_another_node_counts_when_the_leader_is_lost() {
     let (first, other) = (Fake::start(), Fake::start());
     let (fetcher, pool) = first_leads(&first, &other, settles_fast()).await;
     first.announce(&FakeBlock::new(2, 102, 1, &[]));
     eventually("the first leads", || head_number(&pool) == Some(2)).await;
     blocks(2..=3).for_each(|block| other.announce(&block));
-    eventually("both are told", || fetcher.status()[1].head == Some(3)).await;
+    eventually("both are announced", || fetcher.status()[1].head == Some(3)).await;
     eventually("it is looked into", || other.requests_for(2, false) > 0).await;
     first.lock().stands_still = true;
     first.restart(&blocks(1..=1).collect::<Vec<_>>());
@@ -411,11 +418,12 @@ async fn a_higher_head_that_was_told_while_another_node_led_counts_when_that_nod
 }
 
 #[tokio::test]
-async fn the_chain_is_that_of_the_first_listed_source_however_late_it_responds() {
+async fn the_first_listed_source_sets_the_chain_however_late_it_responds() {
     let (first, other) = (Fake::start(), Fake::start());
     other.lock().chain_id = Some(1);
     first.lock().stands_still = true;
-    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..config_of([&first, &other]) };
+    let config =
+        configured(config_of([&first, &other]), |config| config.start = StartPolicy::WaitForNode);
     let pool = order_pool();
     let fetcher = Fetcher::start(config, pool).await.expect("it waits for no node");
     eventually("the other is probed", || other.count("web3_clientVersion") >= 2).await;
@@ -426,11 +434,11 @@ async fn the_chain_is_that_of_the_first_listed_source_however_late_it_responds()
     assert!(error.ends_with("is on chain 1, expected chain 1337"), "{error}");
     eventually("the first is live", || fetcher.is_live()).await;
     assert_eq!(fetcher.status()[1].state, SourceState::Connecting);
-    assert!(!fetcher.readiness()(), "one of them is not");
+    assert!(!fetcher.is_ready(), "one of them is not");
 }
 
 #[tokio::test]
-async fn a_node_that_is_syncing_is_neither_live_nor_compared_and_its_heads_do_not_count() {
+async fn a_syncing_node_is_not_live_and_its_heads_do_not_count() {
     let fake = Fake::start();
     fake.lock().is_syncing = true;
     let pool = order_pool();
@@ -446,15 +454,14 @@ async fn a_node_that_is_syncing_is_neither_live_nor_compared_and_its_heads_do_no
     assert!(!fetcher.is_live() && pool.head().is_none() && pool.is_empty());
     eventually("it is asked again", || fake.count("eth_syncing") >= 10).await;
     assert!(fake.count("eth_getBlockByNumber") <= 3);
-    // That its head is old is no sign by itself: a development chain mines when it likes.
+    // An old head alone does not mean that it is syncing: a development chain may mine seldom.
     fake.lock().is_syncing = false;
     eventually("live", || fetcher.is_live()).await;
     eventually("its pool and its head", || pool.len() == 1 && head_number(&pool) == Some(3)).await;
 }
 
 #[tokio::test]
-async fn a_node_whose_head_is_old_while_that_of_another_is_recent_is_syncing_until_it_has_caught_up()
- {
+async fn a_node_far_behind_another_is_syncing_until_it_has_caught_up() {
     let (late, live) = (Fake::start(), Fake::start());
     let recent = FakeBlock::new(2, 2, 1, &[]).recent();
     live.add(&recent);
@@ -471,9 +478,9 @@ async fn a_node_whose_head_is_old_while_that_of_another_is_recent_is_syncing_unt
 }
 
 #[tokio::test]
-async fn a_head_above_a_mebibyte_is_not_kept_and_its_block_is_read_before_the_next() {
+async fn a_head_above_a_mebibyte_is_read_before_the_next_one() {
     let figures = Figures::install();
-    let (fake, _fetcher, pool) = at_first_head().await;
+    let (fake, _fetcher, pool) = start_at_first_head().await;
     let mut events = pool.subscribe_all();
     let long = |number, bytes| {
         let block = FakeBlock::new(number, number, number - 1, &[]);
@@ -499,13 +506,13 @@ async fn nothing_waits_behind_a_full_block() {
     fake.lock().full_blocks_stand_still = true;
     let txs = txs(2);
     let (fetcher, pool) = ingest_fast(fake.config()).await;
-    fake.pools(&pool, &txs[..1]).await;
+    fake.announce_and_wait(&pool, &txs[..1]).await;
     fake.announce(&FakeBlock::new(2, 2, 1, &[]).with_rival_of(&txs[0]));
     for number in 3..6 {
         fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
         eventually("the next head", || head_number(&pool) == Some(number)).await;
     }
-    fake.pools(&pool, &txs[1..]).await;
+    fake.announce_and_wait(&pool, &txs[1..]).await;
     assert!(pool.contains(&txs[0].hash), "the nonces of its rival's block are not here yet");
     fake.lock().full_blocks_stand_still = false;
     eventually("the nonce is taken", || !pool.contains(&txs[0].hash)).await;
@@ -513,9 +520,9 @@ async fn nothing_waits_behind_a_full_block() {
 }
 
 #[tokio::test]
-async fn without_a_use_for_nonces_no_full_block_is_requested() {
+async fn no_full_block_is_requested_for_a_sink_without_nonces() {
     let fake = Fake::start();
-    // A channel of transactions has no place for them.
+    // A channel of transactions takes no nonces.
     let (sender, _receiver) = mpsc::channel::<FetchedTransaction>(16);
     let _fetcher = start_with(fake.config(), Limits::default(), sender).await;
     for block in blocks(2..=5) {
@@ -525,12 +532,12 @@ async fn without_a_use_for_nonces_no_full_block_is_requested() {
     }
 }
 
-/// The head that was announced is known, and not yet what its parent mined.
+/// The announced head is known, but not yet the hashes of its parent.
 #[tokio::test]
-async fn what_a_block_took_that_is_still_being_read_has_not_vanished() {
-    let (fake, fetcher, pool) = at_first_head().await;
+async fn transactions_of_a_block_that_is_being_read_have_not_vanished() {
+    let (fake, fetcher, pool) = start_at_first_head().await;
     let txs = txs(1);
-    fake.pools(&pool, &txs).await;
+    fake.announce_and_wait(&pool, &txs).await;
     fake.add(&FakeBlock::new(2, 2, 1, &[&txs[0]]));
     fake.lock().pending.clear();
     fake.lock().busy.insert((block_hash(2), false), 6);

@@ -1,5 +1,4 @@
-//! Nodes of a few lines whose answers hurt, and sinks that do: only the transaction that is hit is
-//! lost.
+//! Scripted nodes and sinks that misbehave: only the transaction that is affected is lost.
 
 use load_control::Backoff;
 use txpool_fetcher::Delivery;
@@ -9,17 +8,21 @@ use super::{
     *,
 };
 
-/// With these replies, and without a pool of its own.
+/// Starts a node with these replies and an empty pool.
 fn node(replies: impl IntoIterator<Item = (B256, Reply)>) -> Fake {
     let node = Fake::start();
     node.lock().replies = replies.into_iter().collect();
     node
 }
 
-/// Sources that are neither backfilled nor audited.
+/// Makes a configuration with these sources, without backfill and audits.
 fn config<'a>(nodes: impl IntoIterator<Item = &'a Fake>) -> FetcherConfig {
     let (backfill, audit_interval) = (Backfill::Off, None);
-    FetcherConfig { backfill, audit_interval, request_connections: 1, ..config_of(nodes) }
+    configured(config_of(nodes), |config| {
+        config.backfill = backfill;
+        config.audit_interval = audit_interval;
+        config.request_connections = 1;
+    })
 }
 
 fn transactions() -> Vec<PreparedTx> {
@@ -32,7 +35,7 @@ fn transaction(nonce: u64) -> (B256, Reply) {
     (tx.hash, Reply::Raw(tx.raw))
 }
 
-/// Never returns for nonce 1, takes the rest.
+/// Never returns for nonce 1, and accepts all other transactions.
 #[derive(Clone, Copy)]
 struct HostileSink;
 
@@ -48,7 +51,7 @@ impl TransactionSink for HostileSink {
     }
 }
 
-/// Short frames, and short pauses.
+/// Limits with short frames and short pauses.
 fn limits() -> Limits {
     let short = Backoff { base: Duration::from_millis(5), cap: Duration::from_millis(10) };
     let max_frame_bytes = 1 << 20;
@@ -59,10 +62,10 @@ async fn live(config: FetcherConfig) -> Fetcher {
     start_with(config, limits(), HostileSink).await
 }
 
-/// The comparison after each reconnect requested it again, so the connections were lost for ever, and
-/// with them what else was requested.
+/// Before the fix the comparison after each reconnect requested it again, so the connections were
+/// lost for ever, and with them other requests.
 #[tokio::test]
-async fn a_transaction_whose_response_ends_connections_is_given_up_after_three_and_no_other_is() {
+async fn a_transaction_that_ends_connections_is_given_up_after_three() {
     let (listed, announced) = (Backfill::Pending, Backfill::Off);
     for (reply, backfill, request_connections) in
         [(Reply::Close, listed, 2), (Reply::Garbage, listed, 2), (Reply::Close, announced, 1)]
@@ -71,22 +74,26 @@ async fn a_transaction_whose_response_ends_connections_is_given_up_after_three_a
         let good: Vec<_> = (2..10).map(transaction).collect();
         let node = node(good.iter().cloned().chain([(poison, reply.clone())]));
         node.lock().listing = Listing::All;
-        let config = FetcherConfig { backfill, request_connections, ..config([&node]) };
+        let config = configured(config([&node]), |config| {
+            config.backfill = backfill;
+            config.request_connections = request_connections;
+        });
         let fetcher = live(config).await;
-        let told = if backfill == announced { 9 } else { 0 };
+        let announcements = if backfill == announced { 9 } else { 0 };
         let hashes = [poison].into_iter().chain(good.iter().map(|(hash, _)| *hash));
-        hashes.take(told).for_each(|hash| node.announce_hash(hash));
+        hashes.take(announcements).for_each(|hash| node.announce_hash(hash));
         settled(&fetcher, "the good ones are pooled", |counts| counts.pooled == 8).await;
         let counts = fetcher.counts();
         assert_eq!((counts.refused, counts.failed), (0, 1), "{reply:?}: {counts:?}");
-        // Once with others in flight, and twice while no other suspect was.
+        // Once with other hashes in flight, and twice as the only suspect.
         let reconnects = fetcher.status()[0].reconnects;
         assert_eq!((reconnects, node.requests_of(poison)), (3, 3));
         // Neither a comparison nor an announcement requests it again soon.
         let report = recover(&fetcher).await;
         assert_eq!((report.refused, report.missing), (1, 0), "{report:?}");
         node.announce_hash(poison);
-        settled(&fetcher, "it is known", |counts| counts.announced == told as u64 + 1).await;
+        settled(&fetcher, "it is known", |counts| counts.announced == announcements as u64 + 1)
+            .await;
         assert_eq!((fetcher.counts().known, node.requests_of(poison)), (1, 3));
         for (hash, _) in good {
             assert!(node.requests_of(hash) <= 2, "no other was lost twice");
@@ -100,9 +107,9 @@ async fn a_transaction_whose_response_ends_connections_is_given_up_after_three_a
     }
 }
 
-/// The honest node announces it while the other one is asked, and says it once: blob transactions are not even listed.
+/// The honest node announces the hash once, while the other one is asked.
 #[tokio::test]
-async fn what_two_nodes_announced_is_there_although_the_first_responds_with_something_else() {
+async fn another_node_delivers_a_hash_that_the_first_answers_wrongly() {
     let ((hash, right), (_, wrong)) = (transaction(0), transaction(1));
     let (liar, honest) = (node([(hash, wrong)]), node([(hash, right)]));
     let fetcher = live(config([&liar, &honest])).await;
@@ -117,11 +124,12 @@ async fn what_two_nodes_announced_is_there_although_the_first_responds_with_some
     assert_eq!((counts.pooled, counts.malformed), (1, 0));
 }
 
-/// The comparison waited for slots whose fetches waited for the node: ten minutes later it still did.
+/// Before the fix the comparison waited for slots whose fetches waited for the node: ten minutes
+/// and more.
 #[tokio::test]
-async fn an_audit_ends_when_its_node_goes_away_or_takes_too_long_and_so_does_a_stop() {
+async fn an_audit_ends_when_its_node_is_lost_or_takes_too_long() {
     for is_gone in [false, true] {
-        // Never returned by the sink: the comparison cannot be complete.
+        // The sink never returns for this one, so the comparison cannot be complete.
         let node = node([transaction(1)]);
         let short = Duration::from_secs(1);
         let limits = if is_gone {
@@ -141,9 +149,10 @@ async fn an_audit_ends_when_its_node_goes_away_or_takes_too_long_and_so_does_a_s
         };
         let (audited, ()) = tokio::join!(audit, goes_away);
         let error = audited.expect_err("it cannot be complete");
-        match is_gone {
-            true => assert!(matches!(error, SnapshotError::ConnectionLost), "{error}"),
-            false => assert!(matches!(error, SnapshotError::Unfinished(_)), "{error}"),
+        if is_gone {
+            assert!(matches!(error, SnapshotError::ConnectionLost), "{error}");
+        } else {
+            assert!(matches!(error, SnapshotError::Unfinished(_)), "{error}");
         }
         let (start, deadline) = (Instant::now(), Duration::from_secs(3));
         let counts = fetcher.shutdown(deadline).await.counts;
@@ -166,14 +175,14 @@ async fn a_node_that_is_busy_for_a_fifth_of_a_second_loses_nothing() {
     assert!(fetcher.status()[0].fetch_limit < 64, "it is a sign of overload");
 }
 
-/// Announcements stay in our buffer while the sink blocks. They were read from the socket all the same.
+/// Announcements wait in the buffer while the sink blocks, but they were read from the socket.
 #[tokio::test]
-async fn our_own_back_pressure_is_not_taken_for_a_dead_subscription() {
+async fn back_pressure_of_the_sink_does_not_count_as_silence() {
     let stuck = transaction(1);
     let node = node([stuck.clone()]);
     node.lock().listing = Listing::Growing;
     let mut config = config([&node]);
-    // Which the stuck one holds.
+    // The stuck transaction holds the only slot.
     config.fetch_slots = 1;
     let fetcher = live(config).await;
     node.announce_hash(stuck.0);
@@ -193,11 +202,11 @@ async fn our_own_back_pressure_is_not_taken_for_a_dead_subscription() {
 }
 
 #[tokio::test]
-async fn a_subscription_whose_node_lists_what_it_does_not_announce_is_dead() {
+async fn a_subscription_without_the_listed_hashes_is_replaced() {
     let node = node([]);
     node.lock().listing = Listing::Growing;
     let fetcher = live(config([&node])).await;
-    // So many hashes that the rate of announcements is high, then heads alone for a while.
+    // Many hashes, so that the rate of announcements is high, and then only heads for a while.
     for n in 0..2_000_u64 {
         node.announce_hash(B256::right_padding_from(&n.to_be_bytes()));
     }
@@ -215,26 +224,26 @@ async fn a_subscription_whose_node_lists_what_it_does_not_announce_is_dead() {
 }
 
 #[tokio::test]
-async fn a_node_without_the_namespace_is_live_and_not_audited_and_is_asked_once() {
+async fn a_node_without_the_txpool_namespace_is_live_and_not_audited() {
     let node = node([transaction(2)]);
     node.lock().listing = Listing::Refused(-32601);
-    let fetcher = live(FetcherConfig { backfill: Backfill::Pending, ..config([&node]) }).await;
-    eventually("it is found out", || !fetcher.status()[0].audited).await;
-    assert!(!fetcher.audited()());
-    // Before, one list a second, for ever.
+    let fetcher =
+        live(configured(config([&node]), |config| config.backfill = Backfill::Pending)).await;
+    eventually("the pool cannot be listed", || !fetcher.status()[0].audited).await;
+    assert!(!fetcher.is_audited());
+    // Before the fix the pool was requested once a second, for ever.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!((node.count("txpool_content"), fetcher.is_live()), (1, true));
 }
 
 #[tokio::test]
-async fn a_node_whose_lists_time_out_is_live_after_three_and_audited_once_one_is_complete() {
+async fn a_node_whose_lists_time_out_is_live_after_three_attempts() {
     let node = node([]);
     node.lock().listing = Listing::Silent;
-    let config = FetcherConfig {
-        backfill: Backfill::Pending,
-        audit_interval: Some(Duration::from_secs(2)),
-        ..config([&node])
-    };
+    let config = configured(config([&node]), |config| {
+        config.backfill = Backfill::Pending;
+        config.audit_interval = Some(Duration::from_secs(2));
+    });
     let limits = Limits { snapshot_timeout: Duration::from_millis(50), ..limits() };
     let fetcher = start_with(config, limits, HostileSink).await;
     let status = fetcher.status().remove(0);
@@ -243,14 +252,14 @@ async fn a_node_whose_lists_time_out_is_live_after_three_and_audited_once_one_is
     eventually("an audit lists it", || fetcher.status()[0].audited).await;
 }
 
-/// It had the time of a list more, a minute, in which nothing was seen.
+/// Before the fix it had a minute more, in which nothing was noticed.
 #[tokio::test]
-async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_its_lists_allow() {
+async fn a_node_that_goes_silent_while_listing_is_given_up_soon() {
     let node = node([]);
     let millis = Duration::from_millis;
     let limits = Limits { ping_interval: millis(50), ping_timeout: millis(300), ..limits() };
     let fetcher = start_with(config([&node]), limits, HostileSink).await;
-    // It is known how long a list takes.
+    // A first list, so that the fetcher knows how long a list takes.
     recover(&fetcher).await;
     let lists = node.count("txpool_content");
     node.lock().listing = Listing::Silent;
@@ -266,9 +275,9 @@ async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_
     }
 }
 
-/// Whichever node was compared last had the figure of all.
+/// Before the fix the gauge had the number of the node that was compared last.
 #[tokio::test]
-async fn what_a_node_counts_and_does_not_list_is_a_figure_of_its_own() {
+async fn each_source_has_its_own_number_of_unlistable_transactions() {
     let figures = Figures::install();
     let nodes = [1, 2].map(|few| {
         let node = node([]);
@@ -286,10 +295,11 @@ async fn what_a_node_counts_and_does_not_list_is_a_figure_of_its_own() {
     }
 }
 
-/// What a block took between the count and the list counted as not listed, so nothing was marked as
-/// vanished. Without a count, what was not listed had gone.
+/// Before the fix a transaction that was mined between the count and the list counted as
+/// unlistable, so none was marked as vanished. Without a count, unlisted transactions counted as
+/// vanished.
 #[tokio::test]
-async fn what_is_no_longer_listed_has_vanished_unless_its_node_does_not_count_its_pool() {
+async fn unlisted_transactions_have_vanished_if_the_node_counts_its_pool() {
     for (listing, vanished) in [(Listing::All, 2), (Listing::Mined, 2), (Listing::Uncounted, 0)] {
         let node = node([]);
         let fetcher = live(config([&node])).await;
@@ -302,9 +312,9 @@ async fn what_is_no_longer_listed_has_vanished_unless_its_node_does_not_count_it
     }
 }
 
-/// With several nodes nothing was ever marked as vanished, and it stayed until the pool was full.
+/// Only once no node lists it: another node may still have it pending.
 #[tokio::test]
-async fn what_has_left_the_pools_of_all_nodes_has_vanished() {
+async fn a_transaction_that_no_node_lists_has_vanished() {
     let nodes = [(); 2].map(|()| node([]));
     let fetcher = live(config(&nodes)).await;
     all_live(&fetcher).await;
@@ -322,9 +332,9 @@ async fn what_has_left_the_pools_of_all_nodes_has_vanished() {
     assert_eq!((vanished(1).await, vanished(0).await), (2, 0), "once");
 }
 
-/// The time in which it was missing began with a comparison that had fetched nothing, or in vain.
+/// Before the fix the time began with a comparison that had fetched nothing, or failed to.
 #[tokio::test]
-async fn what_stays_missing_is_missing_since_the_comparison_before() {
+async fn missing_time_counts_from_the_last_comparison_without_missing_transactions() {
     let figures = Figures::install();
     let (second, (hash, reply)) = (Duration::from_secs(1), transaction(2));
     let in_vain = Reply::Busy(json!({ "code": -32601, "message": "no" }));
@@ -345,7 +355,7 @@ async fn what_stays_missing_is_missing_since_the_comparison_before() {
     }
 }
 
-/// As many others had come between the count and the list as there were blob transactions.
+/// As many other transactions come between the count and the list as there are blob transactions.
 #[tokio::test]
 async fn a_blob_transaction_has_vanished_only_if_its_node_lists_others() {
     let mix = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 0, ..Mix::default() };
@@ -356,12 +366,11 @@ async fn a_blob_transaction_has_vanished_only_if_its_node_lists_others() {
         let (fetcher, _pool) = ingest_with(config([&node]), limits()).await;
         blobs.iter().for_each(|tx| node.announce_tx(tx));
         settled(&fetcher, "pooled", |counts| counts.pooled == 2).await;
-        match lists_blobs {
-            true => _ = node.lock().pending.remove(0),
-            false => {
-                node.lock().listing = Listing::AllBut(2);
-                node.lock().replies.extend([2, 3].map(transaction));
-            }
+        if lists_blobs {
+            node.lock().pending.remove(0);
+        } else {
+            node.lock().listing = Listing::AllBut(2);
+            node.lock().replies.extend([2, 3].map(transaction));
         }
         let report = compare(&fetcher).await;
         let expected = (2 - u64::from(lists_blobs), 0, u64::from(lists_blobs));
@@ -369,18 +378,18 @@ async fn a_blob_transaction_has_vanished_only_if_its_node_lists_others() {
     }
 }
 
-/// It was closed as if nothing were missing, and what had been fetched in vain had been recovered.
+/// Before the fix the gap was closed, and failed fetches counted as recovered.
 #[tokio::test]
-async fn a_gap_is_open_until_what_was_found_missing_has_come() {
+async fn a_gap_stays_open_until_missing_transactions_have_come() {
     let (hash, reply) = transaction(2);
     let in_vain = Reply::Busy(json!({ "code": -32601, "message": "no" }));
     let node = node([(hash, in_vain), transaction(3)]);
     let audit_interval = Some(Duration::from_millis(50));
-    let config = FetcherConfig { audit_interval, ..config_of([&node]) };
+    let config = configured(config_of([&node]), |config| config.audit_interval = audit_interval);
     let fetcher = start_with(config, settles_fast(), HostileSink).await;
     settled(&fetcher, "audits try again", |counts| counts.failed >= 3).await;
     let gap = fetcher.status()[0].gaps[0];
-    assert_eq!((gap.reason, gap.to, gap.recovered), (GapReason::StartUp, None, 1));
+    assert_eq!((gap.reason, gap.closed_at, gap.recovered), (GapReason::StartUp, None, 1));
     let report = recover(&fetcher).await;
     assert_eq!((report.missing, report.failed, report.recovered), (1, 1, 0), "{report:?}");
     node.lock().replies.insert(hash, reply);

@@ -17,14 +17,14 @@ use txpool_fetcher::{
 
 use super::*;
 
-/// A pool with a chain, of a few lines, that does what a test says.
+/// A small pool with a chain, controlled by the test.
 #[derive(Default)]
 struct SmallPool {
     state: Mutex<State>,
-    /// While a test holds it, `get` waits, and says so.
+    /// While the test holds this lock, `get` waits, and sets `is_waited_for`.
     busy: RwLock<()>,
     is_waited_for: AtomicBool,
-    /// Announcements are dropped, and nobody is told.
+    /// Announcements are dropped silently.
     drops: AtomicBool,
 }
 
@@ -34,16 +34,16 @@ struct State {
     chain: Vec<MinedBlock>,
     announcements: Option<mpsc::UnboundedSender<PoolAnnouncement>>,
     blocks: Option<mpsc::UnboundedSender<MinedBlock>>,
-    /// The next subscription reads this channel.
+    /// The channel that the next subscription reads.
     listener: Option<mpsc::Receiver<B256>>,
-    /// Functions that panic once, and hashes for which `get` does.
+    /// Functions that panic once, and hashes for which `get` panics once.
     panics: HashSet<&'static str>,
     panics_for: HashSet<B256>,
     subscriptions: u32,
 }
 
 impl SmallPool {
-    /// Not poisoned by the panics of the tests, which happen outside of it.
+    /// Locks the state. It is not poisoned, because panics of the tests happen outside of the lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }
@@ -58,13 +58,13 @@ impl SmallPool {
         }
     }
 
-    /// Mines these, on top of block `parent` of the chain.
+    /// Mines transactions in a block on top of the block `parent` of the chain.
     fn mine(&self, parent: usize, txs: &[&PreparedTx]) -> MinedBlock {
         let mut state = self.state();
         state.chain.truncate(parent + 1);
         let parent = state.chain.last().map(|mined| mined.block.head).unwrap_or_default();
         let number = parent.number + 1;
-        // Two blocks at one height differ in what they mine.
+        // Two blocks at the same height differ in their transactions, and so in their hash.
         let salt = txs.first().map_or(0, |tx| tx.hash[0]);
         let hash = B256::from([number as u8 ^ salt; 32]);
         let head = Head { next_base_fee_wei: Some(7), ..Head::new(number, hash, parent.hash) };
@@ -76,14 +76,16 @@ impl SmallPool {
         mined
     }
 
-    fn tell(&self, mined: MinedBlock) {
+    /// Announces a block.
+    fn announce_block(&self, mined: MinedBlock) {
         if let Some(blocks) = &self.state().blocks {
-            // Between two subscriptions nobody listens.
+            // The error means that nobody is subscribed.
             let _ = blocks.send(mined);
         }
     }
 
-    fn panic_once(&self, function: &'static str) {
+    /// Panics if the test wants this function to panic.
+    fn panic_if_armed(&self, function: &'static str) {
         assert!(!self.state().panics.remove(function), "{function} panics, as the test wants");
     }
 }
@@ -102,7 +104,7 @@ impl InProcessPool for SmallPool {
     }
 
     fn announcements(&self) -> AnnouncementStream {
-        self.panic_once("announcements");
+        self.panic_if_armed("announcements");
         let mut state = self.state();
         if let Some(listener) = state.listener.take() {
             return announcements_of(listener);
@@ -125,22 +127,22 @@ impl InProcessPool for SmallPool {
     }
 
     fn latest_block(&self) -> Option<MinedBlock> {
-        self.panic_once("latest_block");
+        self.panic_if_armed("latest_block");
         self.state().chain.last().cloned()
     }
 
     fn block(&self, hash: &B256) -> Option<MinedBlock> {
-        self.panic_once("block");
+        self.panic_if_armed("block");
         self.state().chain.iter().find(|mined| mined.block.head.hash == *hash).cloned()
     }
 
     fn pooled(&self) -> PooledHashes {
-        self.panic_once("pooled");
+        self.panic_if_armed("pooled");
         PooledHashes { pending: self.state().txs.keys().copied().collect(), queued: vec![] }
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
-        assert!(Handle::try_current().is_err(), "inside of a runtime");
+        assert!(Handle::try_current().is_err(), "called inside of a runtime");
         if self.busy.try_read().is_err() {
             self.is_waited_for.store(true, Relaxed);
             drop(self.busy.blocking_read());
@@ -151,28 +153,28 @@ impl InProcessPool for SmallPool {
     }
 }
 
-/// Of every kind, from the accounts of a node that is not needed.
+/// Prepares transactions of every kind.
 fn prepared(count: usize) -> Vec<PreparedTx> {
     let mix = Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() };
     let workload = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(7, DEV_CHAIN_ID) };
     Workload::new(workload).prepare(count)
 }
 
-/// Without audits on the timer.
+/// Makes a configuration with the pool as the source, without audits on the timer.
 fn config(pool: &Arc<SmallPool>) -> FetcherConfig {
     let pool: Arc<dyn InProcessPool> = Arc::clone(pool) as _;
-    FetcherConfig { audit_interval: None, ..FetcherConfig::in_process("small", pool) }
+    configured(FetcherConfig::in_process("small", pool), |config| config.audit_interval = None)
 }
 
-/// An empty pool, so many transactions for it, and a fetcher from it into an order pool.
-async fn from_empty(count: usize) -> (Arc<SmallPool>, Vec<PreparedTx>, Fetcher, OrderPool) {
+/// Starts a fetcher at an empty pool, and prepares `count` transactions for it.
+async fn start_empty(count: usize) -> (Arc<SmallPool>, Vec<PreparedTx>, Fetcher, OrderPool) {
     let pool = Arc::default();
     let (fetcher, ours) = ingest_fast(config(&pool)).await;
     (pool, prepared(count), fetcher, ours)
 }
 
-/// The pool and ours hold the same, and every hash is accounted for.
-async fn is_complete(fetcher: &Fetcher, pool: &SmallPool, ours: &OrderPool) -> Counts {
+/// Asserts that both pools hold the same, and that every hash is accounted for.
+async fn assert_complete(fetcher: &Fetcher, pool: &SmallPool, ours: &OrderPool) -> Counts {
     let report = compare(fetcher).await;
     assert_eq!((report.missing, report.removed), (0, 0));
     let hashes: Vec<_> = pool.state().txs.keys().copied().collect();
@@ -184,7 +186,7 @@ async fn is_complete(fetcher: &Fetcher, pool: &SmallPool, ours: &OrderPool) -> C
 }
 
 #[tokio::test]
-async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_arrive() {
+async fn pending_announced_and_silently_dropped_transactions_all_arrive() {
     let (pool, txs) = (Arc::<SmallPool>::default(), prepared(600));
     let (before, rest) = txs.split_at(200);
     let (live, dropped) = rest.split_at(200);
@@ -197,7 +199,7 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
     dropped.iter().for_each(|tx| pool.add(tx));
     let report = recover(&fetcher).await;
     assert_eq!((report.missing, report.recovered), (200, 200));
-    let counts = is_complete(&fetcher, &pool, &ours).await;
+    let counts = assert_complete(&fetcher, &pool, &ours).await;
     let entered = (counts.backfilled, counts.announced, counts.audit_recovered);
     assert_eq!((entered, counts.pooled), ((200, 200, 200), 600));
     let types = arrived_whole(&ours, &txs);
@@ -205,19 +207,19 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
 }
 
 #[tokio::test]
-async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_closes_it() {
-    let (pool, txs, fetcher, ours) = from_empty(20).await;
+async fn a_reported_lag_opens_a_gap_that_a_comparison_closes() {
+    let (pool, txs, fetcher, ours) = start_empty(20).await;
     pool.drops.store(true, Relaxed);
     txs.iter().for_each(|tx| pool.add(tx));
     pool.state().announce(PoolAnnouncement::Lagged(20));
     settled(&fetcher, "recovered", |counts| counts.audit_recovered == 20).await;
     eventually("closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
-    let counts = is_complete(&fetcher, &pool, &ours).await;
+    let counts = assert_complete(&fetcher, &pool, &ours).await;
     assert_eq!((counts.lagged, counts.announced, counts.pooled), (20, 0, 20));
 }
 
 #[tokio::test]
-async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
+async fn hashes_that_a_full_channel_dropped_are_recovered_soon() {
     let (pool, txs) = (Arc::<SmallPool>::default(), prepared(100));
     let (listener, receiver) = mpsc::channel(16);
     pool.state().listener = Some(receiver);
@@ -225,27 +227,27 @@ async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
     pool.drops.store(true, Relaxed);
     for (n, half) in (1..).zip(txs.chunks(50)) {
         half.iter().for_each(|tx| pool.add(tx));
-        // Until it is full, and then no more.
+        // Fill the channel until it is full, and then send no more.
         let mut sent = half[..10].iter().cycle();
-        while listener.try_send(sent.next().expect("it has no end").hash).is_ok() {}
+        while listener.try_send(sent.next().expect("a cycle has no end").hash).is_ok() {}
         settled(&fetcher, "all arrive", |counts| counts.pooled == 50 * n).await;
     }
-    let counts = is_complete(&fetcher, &pool, &ours).await;
+    let counts = assert_complete(&fetcher, &pool, &ours).await;
     assert!(counts.audit_recovered >= 80 && counts.lagged == 0, "{counts:?}");
 }
 
 #[tokio::test]
-async fn while_the_pool_holds_up_one_transaction_its_announcements_are_read_all_the_same() {
-    let (pool, txs, fetcher, ours) = from_empty(30).await;
+async fn announcements_are_read_while_the_pool_blocks_on_one_transaction() {
+    let (pool, txs, fetcher, ours) = start_empty(30).await;
     let busy = pool.busy.write().await;
     let (first, rest) = txs.split_first().expect("30");
     pool.add(first);
-    eventually("the first is held up", || pool.is_waited_for.load(Relaxed)).await;
+    eventually("the first blocks the pool", || pool.is_waited_for.load(Relaxed)).await;
     rest.iter().for_each(|tx| pool.add(tx));
     eventually("all have been read", || fetcher.counts().unfinished == 30).await;
     drop(busy);
     settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
-    is_complete(&fetcher, &pool, &ours).await;
+    assert_complete(&fetcher, &pool, &ours).await;
 }
 
 #[tokio::test]
@@ -262,38 +264,38 @@ async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
     assert_eq!(ours.head().and_then(|head| head.next_base_fee_wei), Some(7));
     [first, second].iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "2 pooled", |counts| counts.pooled == 2).await;
-    // The second one's nonce goes to a transaction that was never public.
+    // A private transaction takes the nonce of the second one.
     let mut mined = pool.mine(0, &[first]);
     mined.nonces.push(NonceUpdate::new(second.sender, 1));
-    pool.tell(mined.clone());
+    pool.announce_block(mined.clone());
     eventually("both are out of the pool", || ours.is_empty()).await;
     assert_eq!(fetcher.status()[0].head, Some(2));
-    // Of two blocks only the second is told of: the other is asked for.
+    // Of two blocks only the second is announced. The fetcher requests the other.
     pool.add(third);
     settled(&fetcher, "3 pooled", |counts| counts.pooled == 3).await;
     let _missed = pool.mine(1, &[third]);
-    pool.tell(pool.mine(2, &[]));
+    pool.announce_block(pool.mine(2, &[]));
     eventually("mined in the missed block", || ours.is_empty()).await;
     eventually("missed", || has_closed_gap(&fetcher, GapReason::MissedHeads)).await;
     // Another branch without these: all three are pending again.
     [first, second, third].iter().for_each(|tx| pool.add(tx));
-    pool.tell(pool.mine(0, &[txs.last().expect("many")]));
+    pool.announce_block(pool.mine(0, &[txs.last().expect("many")]));
     eventually("the branch", || has_closed_gap(&fetcher, GapReason::Reorg)).await;
     eventually("put back", || [first, second, third].iter().all(|tx| ours.contains(&tx.hash)))
         .await;
     settled(&fetcher, "nothing under way", |_| true).await;
-    is_complete(&fetcher, &pool, &ours).await;
+    assert_complete(&fetcher, &pool, &ours).await;
 }
 
 #[tokio::test]
-async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_again() {
-    let (pool, txs, fetcher, ours) = from_empty(30).await;
+async fn the_end_of_either_stream_counts_as_a_lost_connection() {
+    let (pool, txs, fetcher, ours) = start_empty(30).await;
     for (round, part) in txs.chunks(10).enumerate() {
         let reconnects = round as u64;
         eventually("live", || fetcher.is_live() && fetcher.status()[0].reconnects == reconnects)
             .await;
         settled(&fetcher, "all until now", |counts| counts.pooled == 10 * reconnects).await;
-        // Nobody is told of the transactions; the end of a stream is the only sign.
+        // The transactions are not announced. The end of a stream is the only signal.
         let (announcements, blocks) = {
             let mut state = pool.state();
             (state.announcements.take(), state.blocks.take())
@@ -312,11 +314,11 @@ async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_a
     assert_eq!(pool.state().subscriptions, 4);
     let error = fetcher.status()[0].last_error.clone().expect("the loss");
     assert_eq!(error.to_string(), "the pool ended its stream of blocks");
-    is_complete(&fetcher, &pool, &ours).await;
+    assert_complete(&fetcher, &pool, &ours).await;
 }
 
 #[tokio::test]
-async fn a_panic_of_the_pool_hurts_only_that_call() {
+async fn a_panic_of_the_pool_affects_only_that_call() {
     let (pool, txs) = (Arc::<SmallPool>::default(), prepared(40));
     pool.mine(0, &[]);
     pool.state().panics.insert("latest_block");
@@ -346,18 +348,18 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
     assert_eq!(error.to_string(), "the pool's stream of announcements panicked");
     eventually("live", || fetcher.is_live()).await;
 
-    // A block that is asked for: its number is tried again.
+    // The request for a block panics, and is repeated.
     pool.state().panics.insert("block");
     let _missed = pool.mine(0, &[&txs[0]]);
     let last = pool.mine(1, &[]);
-    pool.tell(last.clone());
+    pool.announce_block(last.clone());
     eventually("the head", || ours.head().is_some_and(|head| head == last.block.head)).await;
     assert!(!ours.contains(&txs[0].hash));
-    is_complete(&fetcher, &pool, &ours).await;
+    assert_complete(&fetcher, &pool, &ours).await;
 }
 
 #[tokio::test]
-async fn what_the_pool_does_not_have_is_gone_in_a_block_mined_and_another_transaction_malformed() {
+async fn absent_mined_and_wrong_transactions_of_the_pool_have_their_outcomes() {
     let (pool, txs) = (Arc::<SmallPool>::default(), prepared(3));
     pool.mine(0, &[]);
     let (fetcher, ours) = ingest_fast(config(&pool)).await;
@@ -369,7 +371,7 @@ async fn what_the_pool_does_not_have_is_gone_in_a_block_mined_and_another_transa
     pool.state().announce(PoolAnnouncement::Pending(txs[1].hash));
     eventually("under way", || fetcher.counts().unfinished == 1).await;
     let mined = pool.mine(0, &[&txs[1]]);
-    pool.tell(mined.clone());
+    pool.announce_block(mined.clone());
     eventually("the head", || ours.head().is_some_and(|head| head == mined.block.head)).await;
     drop(busy);
     settled(&fetcher, "mined", |counts| counts.mined == 1).await;
@@ -387,7 +389,7 @@ async fn what_the_pool_does_not_have_is_gone_in_a_block_mined_and_another_transa
 }
 
 #[tokio::test]
-async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_out() {
+async fn a_node_and_a_pool_in_this_process_complement_each_other() {
     let node = Node::start(50, |config| config);
     let pool = Arc::<SmallPool>::default();
     let mut both = config(&pool);
@@ -399,9 +401,10 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
     node.txs.iter().for_each(|tx| pool.add(tx));
     let counts = settled(&fetcher, "50 known", |counts| counts.known == 50).await;
     assert_eq!((counts.announced, counts.pooled, counts.gone), (100, 50, 0));
-    let told = fetcher.status().into_iter().map(|source| (source.announced, source.first_seen));
-    assert!(told.eq([(50, 0), (50, 50)]), "the pool told nothing first");
-    // Announced by the pool, which does not have it: the node has.
+    let announced =
+        fetcher.status().into_iter().map(|source| (source.announced, source.first_seen));
+    assert!(announced.eq([(50, 0), (50, 50)]), "the pool announced nothing first");
+    // The pool announces a transaction that only the node has.
     let late = Node::start(51, |config| config).txs.pop().expect("the last of 51");
     let busy = pool.busy.write().await;
     pool.state().announce(PoolAnnouncement::Pending(late.hash));
@@ -411,16 +414,16 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
     drop(busy);
     settled(&fetcher, "51 pooled", |counts| counts.pooled == 51 && counts.known == 51).await;
     assert!(ours.contains(&late.hash));
-    // A block of the node that it can no longer give is had from nowhere, and holds nothing up.
+    // A block of the node that no source can return any more holds nothing up.
     drop(node);
     let mined = pool.mine(0, &[&late]);
-    pool.tell(mined.clone());
+    pool.announce_block(mined.clone());
     eventually("the head", || ours.head().is_some_and(|head| head == mined.block.head)).await;
     eventually("mined", || !ours.contains(&late.hash)).await;
 }
 
 #[tokio::test]
-async fn a_pool_that_cannot_be_subscribed_to_fails_the_start_with_its_reason() {
+async fn a_start_fails_if_the_pool_panics_at_the_subscription() {
     let ours = order_pool();
     let pool = Arc::<SmallPool>::default();
     pool.state().panics.insert("announcements");
@@ -433,20 +436,20 @@ async fn a_pool_that_cannot_be_subscribed_to_fails_the_start_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
-    let (pool, txs, fetcher, _ours) = from_empty(10).await;
+async fn a_shutdown_waits_for_the_pool_until_its_deadline() {
+    let (pool, txs, fetcher, _ours) = start_empty(10).await;
     txs.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
     let start = Instant::now();
     let counts = fetcher.shutdown(PATIENCE).await.counts;
-    assert!(start.elapsed() < PATIENCE / 2, "nothing is waited for: {:?}", start.elapsed());
+    assert!(start.elapsed() < PATIENCE / 2, "it waits for nothing: {:?}", start.elapsed());
     assert_eq!((counts.pooled, counts.unfinished, counts.balance()), (10, 0, 0));
     let announcements = pool.state().announcements.take().expect("it was subscribed");
     assert!(announcements.is_closed(), "the stream is dropped");
     assert_eq!(Arc::strong_count(&pool), 1, "no thread is left");
 
     let (fetcher, _ours) =
-        ingest_fast(FetcherConfig { backfill: Backfill::Off, ..config(&pool) }).await;
+        ingest_fast(configured(config(&pool), |config| config.backfill = Backfill::Off)).await;
     let busy = pool.busy.write().await;
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     eventually("the pool is called", || pool.is_waited_for.load(Relaxed)).await;

@@ -1,5 +1,5 @@
-//! The fetcher against the mock node, against nodes of a few lines, and with pools of this process. Tests that need a
-//! process of their own are beside this folder.
+//! The fetcher against the mock node, against scripted nodes, and with pools in this process. Tests
+//! that need a separate process are next to this folder.
 
 mod bad_peers;
 mod deferral;
@@ -16,7 +16,7 @@ mod overload;
 mod sink;
 mod websocket;
 
-// What the files of this folder use, they take from here.
+// The files of this folder import these with `use super::*`.
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex},
@@ -41,14 +41,20 @@ use txpool_fetcher::{
     TransactionSink,
 };
 
-/// A live fetcher with smaller limits than those of the crate.
+/// Changes fields of a configuration, which cannot be set in a literal outside of the crate.
+fn configured(mut config: FetcherConfig, change: impl FnOnce(&mut FetcherConfig)) -> FetcherConfig {
+    change(&mut config);
+    config
+}
+
+/// Starts a fetcher with other limits than those of the crate, and waits until it is live.
 async fn start_with(config: FetcherConfig, limits: Limits, sink: impl TransactionSink) -> Fetcher {
     let fetcher = Fetcher::start_with(config, limits, sink).await.expect("the fetcher starts");
     eventually("the source is live", || fetcher.is_live()).await;
     fetcher
 }
 
-/// The same into a pool.
+/// Like [`start_with`], into an order pool.
 async fn ingest_with(config: FetcherConfig, limits: Limits) -> (Fetcher, OrderPool) {
     let pool = order_pool();
     (start_with(config, limits, pool.clone()).await, pool)
@@ -58,23 +64,24 @@ fn order_pool() -> OrderPool {
     OrderPool::new(PoolConfig::default()).expect("the defaults are valid")
 }
 
-/// The same from several sources, all of them live.
+/// Like [`ingest_with`], and waits until all sources are live.
 async fn ingest_all(config: FetcherConfig, limits: Limits) -> (Fetcher, OrderPool) {
     let (fetcher, pool) = ingest_with(config, limits).await;
     all_live(&fetcher).await;
     (fetcher, pool)
 }
 
-/// Both sides of a comparison settle at once.
+/// Limits with which both sides of a comparison settle at once.
 fn settles_fast() -> Limits {
     Limits { audit_settle: Duration::from_millis(10), ..Limits::default() }
 }
 
+/// Like [`ingest_with`], with [`settles_fast`].
 async fn ingest_fast(config: FetcherConfig) -> (Fetcher, OrderPool) {
     ingest_with(config, settles_fast()).await
 }
 
-/// With these nodes as sources.
+/// Makes a configuration with these nodes as sources.
 fn sources<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> FetcherConfig {
     FetcherConfig::new(nodes.into_iter().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned())))
 }
@@ -93,33 +100,34 @@ async fn pool_all(node: &Node, fetcher: &Fetcher) -> Counts {
     settled(fetcher, "all are pooled", |counts| counts.pooled == all).await
 }
 
+/// Waits until all sources are live.
 async fn all_live(fetcher: &Fetcher) {
     let live = || fetcher.status().iter().all(|source| source.state == SourceState::Live);
     eventually("all sources are live", live).await;
 }
 
-/// Compares the first source's pool with ours, and fetches what is missing.
+/// Compares the first source's pool with the fetcher's, and fetches missing transactions.
 async fn recover(fetcher: &Fetcher) -> AuditReport {
     fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool")
 }
 
-/// The same, and fetches nothing.
+/// Compares the first source's pool with the fetcher's, and fetches nothing.
 async fn compare(fetcher: &Fetcher) -> AuditReport {
     fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool")
 }
 
-/// Whether a gap of the first source for this reason was open and is closed.
+/// Returns whether a gap of the first source for this reason was opened and closed.
 fn has_closed_gap(fetcher: &Fetcher, reason: GapReason) -> bool {
     let gaps = &fetcher.status()[0].gaps;
-    gaps.iter().any(|gap| gap.reason == reason && gap.to.is_some())
+    gaps.iter().any(|gap| gap.reason == reason && gap.closed_at.is_some())
 }
 
-/// The figures of what is started on this thread while it lives.
+/// The metrics of everything that is started on this thread while this lives.
 struct Figures {
     snapshotter: Snapshotter,
     _installed: metrics::LocalRecorderGuard<'static>,
-    /// By name and label. A snapshot takes what was added since the one before, and sets a gauge to
-    /// 0: so the sum, and the latest value but 0.
+    /// For each name and label: the sum of all values, and the latest value that is not 0. A
+    /// snapshot has the values since the previous one, and sets gauges to 0.
     read: Mutex<HashMap<(String, String), (f64, f64)>>,
 }
 
@@ -131,7 +139,7 @@ impl Figures {
         Self { snapshotter, _installed, read: Mutex::default() }
     }
 
-    /// The sum of one, and the latest value that was added or set.
+    /// Returns the sum of a metric, and the latest value that was added or set.
     fn get(&self, name: &str, label: &str) -> (f64, f64) {
         let mut read = self.read.lock().unwrap();
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {

@@ -1,4 +1,4 @@
-//! What the host's side can do to the fetcher, its sink above all: block, panic, be full, call back.
+//! Sinks that block, panic, are full, or call the fetcher back.
 
 use std::{
     sync::{
@@ -13,10 +13,10 @@ use txpool_fetcher::{Delivery, Gap, Head, Holding};
 
 use super::*;
 
-/// Beyond a deadline, for a machine that is busy with other tests.
+/// Extra time after a deadline, for a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// Blocks who waits for it until it is set.
+/// Blocks its waiters until it is set.
 type Latch = Arc<OnceLock<()>>;
 
 /// A call of a sink.
@@ -33,30 +33,31 @@ const CALLS: [Call; 5] = [Call::Deliver, Call::Head, Call::Nonces, Call::Vanishe
 
 type Hook = Arc<dyn Fn(Call) + Send + Sync>;
 
-/// Notes what it is told, after a test has had its way with the call.
+/// A sink that records its calls, after running the hook of the test.
 #[derive(Clone)]
 struct Hooked {
     hook: Hook,
     delivery: Delivery,
-    told: Arc<Mutex<Told>>,
+    record: Arc<Mutex<Record>>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+/// The calls that a sink has received.
+struct Record {
     pooled: BTreeSet<B256>,
     mined: BTreeSet<B256>,
     vanished: BTreeSet<B256>,
     heads: Vec<u64>,
     nonces: usize,
-    /// Calls inside of a runtime, where a sink must not block: a task that a sink spawned in that
-    /// of the sockets blocked their thread, and with hashes a sink could use timers that it did not
-    /// have with full objects.
+    /// Calls inside of a runtime, where a sink must not block. Before the fix a task that a sink
+    /// spawned blocked the thread of the sockets, and timers worked in a sink with hashes and not
+    /// with objects.
     inside: Vec<Call>,
 }
 
 impl Hooked {
     fn new(hook: impl Fn(Call) + Send + Sync + 'static) -> Self {
-        Self { hook: Arc::new(hook), delivery: Delivery::Pooled, told: Arc::default() }
+        Self { hook: Arc::new(hook), delivery: Delivery::Pooled, record: Arc::default() }
     }
 
     /// Blocks in calls of one kind until the latch is opened.
@@ -73,22 +74,22 @@ impl Hooked {
 
     fn call(&self, call: Call) {
         if tokio::runtime::Handle::try_current().is_ok() {
-            self.told().inside.push(call);
+            self.record().inside.push(call);
         }
         (self.hook)(call);
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap()
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap()
     }
 }
 
 impl TransactionSink for Hooked {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        // Also after it has waited it is not inside of a runtime.
+        // It must not be inside of a runtime after it has waited either.
         tokio::task::yield_now().await;
         self.call(Call::Deliver);
-        self.told().pooled.insert(tx.hash());
+        self.record().pooled.insert(tx.hash());
         self.delivery.clone()
     }
 
@@ -98,25 +99,25 @@ impl TransactionSink for Hooked {
             ChainEvent::Nonces(_) => Call::Nonces,
             _ => Call::Vanished,
         });
-        let mut told = self.told();
+        let mut record = self.record();
         match event {
             ChainEvent::Head(block) => {
-                told.heads.push(block.head.number);
-                told.mined.extend(block.mined.iter());
+                record.heads.push(block.head.number);
+                record.mined.extend(block.mined.iter());
             }
-            ChainEvent::Nonces(_) => told.nonces += 1,
-            ChainEvent::Vanished(hash) => _ = told.vanished.insert(hash),
+            ChainEvent::Nonces(_) => record.nonces += 1,
+            ChainEvent::Vanished(hash) => _ = record.vanished.insert(hash),
             _ => {}
         }
     }
 
     fn holding(&self, hash: &B256) -> Holding {
         self.call(Call::Holding);
-        if self.told().pooled.contains(hash) { Holding::Held } else { Holding::Missing }
+        if self.record().pooled.contains(hash) { Holding::Held } else { Holding::Missing }
     }
 }
 
-/// Replaces transactions of the node: the same accounts and nonces at higher fees.
+/// Prepares replacements of the node's transactions: the same accounts and nonces with higher fees.
 fn rivals(node: &Node) -> Vec<PreparedTx> {
     let plain = WorkloadConfig { accounts: 20, ..WorkloadConfig::new(7, DEV_CHAIN_ID) };
     let workload = WorkloadConfig {
@@ -126,13 +127,14 @@ fn rivals(node: &Node) -> Vec<PreparedTx> {
         ..plain
     };
     let rivals = Workload::new(workload).prepare(node.txs.len());
-    let is_rival =
-        |(tx, of): (&PreparedTx, &PreparedTx)| (tx.sender, tx.nonce) == (of.sender, of.nonce);
+    let is_rival = |(tx, other): (&PreparedTx, &PreparedTx)| {
+        (tx.sender, tx.nonce) == (other.sender, other.nonce)
+    };
     assert!(rivals.iter().zip(&node.txs).all(is_rival));
     rivals
 }
 
-/// On a thread of the fetcher's.
+/// Runs a future on the current thread, which is one of the fetcher's.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
@@ -141,7 +143,7 @@ async fn start(config: FetcherConfig, sink: impl TransactionSink) -> Fetcher {
     start_with(config, Limits::default(), sink).await
 }
 
-/// Stops, in time.
+/// Stops the fetcher, and asserts that this is in time.
 async fn stop(fetcher: Fetcher, deadline: Duration) -> FetcherEnd {
     let start = Instant::now();
     let end = fetcher.shutdown(deadline).await;
@@ -151,17 +153,20 @@ async fn stop(fetcher: Fetcher, deadline: Duration) -> FetcherEnd {
     end
 }
 
-/// `head` ran on the thread of the sockets: nothing was announced any more, and a stop with a
-/// deadline of one second had not returned after eight.
+/// Before the fix the calls ran on the thread of the sockets: announcements were not read any more,
+/// and a stop with a deadline of one second had not returned after eight.
 #[tokio::test]
-async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the_stop() {
+async fn a_sink_that_never_returns_blocks_neither_other_calls_nor_the_stop() {
     let cases = CALLS.map(|stuck| (stuck, Announcements::Hashes));
     for (stuck, announcements) in cases.into_iter().chain([(Call::Deliver, Announcements::Full)]) {
         let node = Node::start(20, |config| config);
         let (sink, latch) = Hooked::stuck_in(stuck);
         // The first transaction is pending before the start: `holding` is asked about it.
         node.node.submit(node.txs[0].raw.clone()).unwrap();
-        let config = FetcherConfig { announcements, request_connections: 2, ..node.fetcher() };
+        let config = configured(node.fetcher(), |config| {
+            config.announcements = announcements;
+            config.request_connections = 2;
+        });
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("a node is there");
         if stuck != Call::Deliver {
             eventually("the source is live", || fetcher.is_live()).await;
@@ -181,7 +186,7 @@ async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the
                 node.node.mine_only(&[]).unwrap();
                 eventually("a head is announced", || fetcher.status()[0].head > before).await;
             }
-            eventually("heads are told", || sink.told().heads.len() >= 3).await;
+            eventually("heads are reported", || sink.record().heads.len() >= 3).await;
         }
         let counts = stop(fetcher, Duration::from_secs(1)).await.counts;
         assert_eq!(counts.unfinished > 0, stuck == Call::Deliver, "{stuck:?}: {counts:?}");
@@ -189,11 +194,10 @@ async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the
     }
 }
 
-/// A panic in `holding` ended the comparison without a result, and the source waited for it for
-/// ever: it said `Live`, and no audit ran again. One in `head` ended the fetcher.
+/// Before the fix a panic in `holding` ended the comparison without a result: the source stayed
+/// `Live`, and no audit ran again. A panic in `head` ended the fetcher.
 #[tokio::test]
-async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted_and_none_is_inside_of_a_runtime()
-{
+async fn a_panic_of_the_sink_is_counted_and_affects_only_that_call() {
     let both = [Announcements::Hashes, Announcements::Full];
     for (panics, announcements) in CALLS.into_iter().zip(both.into_iter().cycle()) {
         let figures = Figures::install();
@@ -207,7 +211,10 @@ async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted_and_none_is_in
                 }
             })
         };
-        let config = FetcherConfig { announcements, audit_interval: None, ..node.fetcher() };
+        let config = configured(node.fetcher(), |config| {
+            config.announcements = announcements;
+            config.audit_interval = None;
+        });
         let fetcher = start(config, sink.clone()).await;
         node.node.submit(node.txs[0].raw.clone()).unwrap();
         settled(&fetcher, "one pooled", |counts| counts.pooled == 1).await;
@@ -221,29 +228,29 @@ async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted_and_none_is_in
         recover(&fetcher).await;
         eventually("it panics", || !armed.load(SeqCst)).await;
         // Everything goes on: announcements, heads, nonces, audits.
-        let heads = sink.told().heads.len();
-        let nonces = sink.told().nonces;
+        let heads = sink.record().heads.len();
+        let nonces = sink.record().nonces;
         let audits = fetcher.status()[0].audits;
         assert!(fetcher.is_live());
         submit(&node, &node.txs[2..]);
-        // A rival of the first one was pooled too. What comes after the next block would be mined.
+        // A rival of the first one was pooled too. After the next block the rest would be mined.
         let all = 10 + u64::from(panics == Call::Vanished);
         settled(&fetcher, "the rest is pooled", |counts| counts.pooled + counts.failed >= all)
             .await;
         assert_eq!(fetcher.counts().failed, u64::from(panics == Call::Deliver));
         node.node.mine();
-        eventually("heads", || sink.told().heads.len() > heads).await;
-        eventually("nonces", || sink.told().nonces > nonces).await;
+        eventually("heads", || sink.record().heads.len() > heads).await;
+        eventually("nonces", || sink.record().nonces > nonces).await;
         recover(&fetcher).await;
         assert!(fetcher.status()[0].audits > audits);
         let all: BTreeSet<B256> = node.txs.iter().map(|tx| tx.hash).collect();
-        let missing = all.difference(&sink.told().pooled).count() as u64;
-        // What was lost with the panic may come again, unless a block has taken it.
+        let missing = all.difference(&sink.record().pooled).count() as u64;
+        // The transaction of the panic may come again, unless a block has taken it.
         assert!(missing <= fetcher.counts().failed, "{missing}");
         stop(fetcher, Duration::from_secs(5)).await;
         let label = format!("{panics:?}").to_lowercase();
         assert_eq!(figures.get("sink_panics_total", &label).0, 1.0);
-        assert_eq!(sink.told().inside.clone(), [], "{announcements:?}");
+        assert_eq!(sink.record().inside.clone(), [], "{announcements:?}");
     }
 }
 
@@ -261,7 +268,7 @@ async fn one_channel_carries_transactions_heads_nonces_and_reorgs_in_order() {
     while !reorged || raised.is_empty() {
         let event = timeout(PATIENCE, events.recv()).await.expect("an event in time");
         match event.expect("the fetcher runs") {
-            // Some come again when their block is undone.
+            // Some are delivered again when their block is undone.
             SinkEvent::Transaction(tx) => _ = txs.insert(tx.hash()),
             SinkEvent::Chain(ChainEvent::Head(block)) => {
                 mined += block.mined.len();
@@ -269,10 +276,10 @@ async fn one_channel_carries_transactions_heads_nonces_and_reorgs_in_order() {
                 heads.push(block.head);
             }
             SinkEvent::Chain(ChainEvent::Nonces(nonces)) => {
-                let of_a_head = |head: &Head| head.hash == nonces.block_hash;
-                assert!(heads.iter().any(of_a_head), "nonces before their head");
+                let is_its_head = |head: &Head| head.hash == nonces.block_hash;
+                assert!(heads.iter().any(is_its_head), "nonces before their head");
                 raised.extend(nonces.updates.into_iter().map(|update| update.sender));
-                // Not before: the nonces of a block that is undone are not read.
+                // Not earlier, because the nonces of an undone block are not read.
                 if mined == 10 && !reorged {
                     node.node.reorg(1).unwrap();
                 }
@@ -287,7 +294,7 @@ async fn one_channel_carries_transactions_heads_nonces_and_reorgs_in_order() {
 
 /// The sink takes a head, and the next only after more blocks than are remembered.
 #[tokio::test]
-async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
+async fn a_sink_that_resumes_gets_the_latest_head_and_all_mined_hashes() {
     const BLOCKS: usize = 90;
     let figures = Figures::install();
     let accounts = 40;
@@ -298,13 +305,14 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     let private = more.find(is_other).expect("the first of another sender");
     let (sink, latch) = Hooked::stuck_in(Call::Head);
     let fetcher =
-        start(FetcherConfig { audit_interval: None, ..node.fetcher() }, sink.clone()).await;
+        start(configured(node.fetcher(), |config| config.audit_interval = None), sink.clone())
+            .await;
     node.submit_all();
     settled(&fetcher, "all pooled", |counts| counts.pooled == BLOCKS as u64 + 1).await;
     let mut last = 0;
     for (n, tx) in node.txs[..BLOCKS].iter().enumerate() {
         if n == 10 {
-            // Never announced: its block alone tells it.
+            // It is never announced: only its block contains it.
             node.node.mine_private([private.raw.clone()]).unwrap();
         }
         let before = fetcher.counts().mined;
@@ -317,31 +325,35 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
         .await;
     }
     let dropped = |event| figures.get("sink_dropped_total", event).0 as usize;
-    // The one in the sink, 64 that wait.
+    // One head is in the sink, and 64 wait.
     eventually("the rest is dropped", || dropped("head") == BLOCKS + 1 - 64).await;
     assert!(dropped("nonces") > 0);
     let audits = fetcher.status()[0].audits;
     latch.set(()).unwrap();
-    eventually("the latest head is told", || sink.told().heads.last() == Some(&last)).await;
-    let heads = sink.told().heads.clone();
+    eventually("the latest head is reported", || sink.record().heads.last() == Some(&last)).await;
+    let heads = sink.record().heads.clone();
     assert!(heads[1..].iter().copied().eq(last - 63..=last), "{heads:?}");
     let mined = node.txs[..BLOCKS].iter().chain([&private]);
     let mined: BTreeSet<B256> = mined.map(|tx| tx.hash).collect();
-    // Blocks are read behind their heads. What a busy machine could not read in time, a comparison finds.
-    let has_gone = |told: &Told| told.mined.union(&told.vanished).eq(&mined);
-    eventually("also what the dropped blocks took is told", || has_gone(&sink.told())).await;
-    assert!(sink.told().mined.len() > heads.len(), "the next head has what was dropped");
+    // Blocks are read after their heads. If a busy machine could not read some in time, a
+    // comparison finds their transactions.
+    let has_gone = |record: &Record| record.mined.union(&record.vanished).eq(&mined);
+    eventually("the hashes of dropped blocks are reported", || has_gone(&sink.record())).await;
+    assert!(
+        sink.record().mined.len() > heads.len(),
+        "the next head has the hashes of dropped blocks"
+    );
     eventually("a comparison follows", || fetcher.status()[0].audits > audits).await;
     assert_eq!(dropped("mined"), 0);
     stop(fetcher, Duration::from_secs(5)).await;
 }
 
-/// They stayed for as long as the process, and two fetchers at one node wrote one gauge.
+/// Before the fix the gauges stayed as long as the process, and two fetchers wrote the same gauge.
 #[tokio::test]
-async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
+async fn two_fetchers_at_one_node_have_separate_gauges() {
     let figures = Figures::install();
     let node = Node::start(20, |config| config);
-    let config = FetcherConfig { audit_interval: None, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.audit_interval = None);
     let (sinks, latches): (Vec<_>, Vec<_>) =
         [(); 2].map(|()| Hooked::stuck_in(Call::Deliver)).into_iter().unzip();
     let first = start(config.clone(), sinks[0].clone()).await;
@@ -376,20 +388,24 @@ async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
     eventually("it is live", || (state(&path), state(&again)) == (2.0, 4.0)).await;
 }
 
-/// What waited and what had been displaced was in no count.
+/// Before the fix hashes that waited or were displaced were not counted.
 #[tokio::test]
-async fn what_has_not_entered_at_a_stop_has_lagged_and_what_is_displaced_has_at_once() {
-    // With objects, of which none comes, another hash is in hand while the oldest waits for a slot.
-    for (announcements, in_hand) in [(Announcements::Hashes, 0), (Announcements::Full, 1)] {
+async fn hashes_in_the_buffer_at_a_stop_count_as_lagged() {
+    // With objects, none of which comes, one more hash is being processed while the oldest waits
+    // for a slot.
+    for (announcements, in_process) in [(Announcements::Hashes, 0), (Announcements::Full, 1)] {
         let full_objects = FullObjects::Dropped { per_mille: 1_000, run: 1 };
         let node = Node::start(1_000, |config| NodeConfig { full_objects, ..config });
         let (sink, latch) = Hooked::stuck_in(Call::Deliver);
         let limits = Limits { announcement_buffer: 16, ..Limits::default() };
-        let config = FetcherConfig { audit_interval: None, announcements, ..node.fetcher() };
+        let config = configured(node.fetcher(), |config| {
+            config.audit_interval = None;
+            config.announcements = announcements;
+        });
         let fetcher = start_with(config, limits, sink).await;
         node.submit_all();
         let counted = |counts: Counts| counts.announced + counts.lagged;
-        let all_but_these = || counted(fetcher.counts()) == 1_000 - 16 - in_hand;
+        let all_but_these = || counted(fetcher.counts()) == 1_000 - 16 - in_process;
         eventually("all but those in the buffer are counted", all_but_these).await;
         let counts = stop(fetcher, Duration::from_secs(1)).await.counts;
         assert_eq!(counted(counts), 1_000, "{announcements:?} {counts:?}");
@@ -397,7 +413,7 @@ async fn what_has_not_entered_at_a_stop_has_lagged_and_what_is_displaced_has_at_
     }
 }
 
-/// The pool was listed and what had overrun the buffer was fetched while the rest still waited.
+/// Before the fix the pool was listed, and lost hashes fetched, while the rest still waited.
 #[tokio::test]
 async fn a_comparison_for_a_lag_waits_until_live_work_has_caught_up() {
     let node = Node::start(500, |config| config);
@@ -405,18 +421,21 @@ async fn a_comparison_for_a_lag_waits_until_live_work_has_caught_up() {
     let delivers = Mutex::new(delivers);
     let sink = Hooked::new(move |call| {
         if call == Call::Deliver {
-            // At the end none waits any more.
+            // The error, at the end, lets the call return.
             let _ = delivers.lock().unwrap().recv();
         }
     });
     let limits = Limits { announcement_buffer: 64, ..settles_fast() };
-    let config = FetcherConfig { fetch_slots: 4, audit_interval: None, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| {
+        config.fetch_slots = 4;
+        config.audit_interval = None;
+    });
     let fetcher = start_with(config, limits, sink).await;
     let audits = fetcher.status()[0].audits;
     node.submit_all();
-    // What is not displaced waits in the buffer and in four slots.
+    // Hashes that are not displaced wait in the buffer and in four slots.
     eventually("the buffer overruns", || fetcher.counts().lagged > 400).await;
-    // Its reader learns of it when it reads again.
+    // The reader of the buffer notices the loss when it reads again.
     (0..8).for_each(|_| deliver.send(()).unwrap());
     let is_known = |gap: &Gap| gap.reason == GapReason::Lagged;
     eventually("it is known", || fetcher.status()[0].gaps.iter().any(is_known)).await;
@@ -427,20 +446,20 @@ async fn a_comparison_for_a_lag_waits_until_live_work_has_caught_up() {
     assert!(fetcher.status()[0].audits > audits);
 }
 
-/// What the sink calls back while it is called.
+/// The sink calls the fetcher while the fetcher calls it.
 #[tokio::test]
 async fn a_sink_may_call_the_fetcher_and_even_stop_it() {
-    for from in CALLS {
+    for stops_in in CALLS {
         let node = Node::start(4, |config| config);
         let held: Arc<Mutex<Option<Fetcher>>> = Arc::default();
         let (ended, mut ends) = mpsc::channel(1);
         let sink = {
             let held = Arc::clone(&held);
             Hooked::new(move |call| {
-                if call != from {
+                if call != stops_in {
                     return;
                 }
-                // Not while the lock is held: other calls take it too.
+                // The lock is released at once, because other calls take it too.
                 let Some(fetcher) = held.lock().unwrap().take() else { return };
                 assert_eq!(fetcher.status().len(), 1);
                 assert_eq!(fetcher.counts().balance(), 0);
@@ -457,35 +476,35 @@ async fn a_sink_may_call_the_fetcher_and_even_stop_it() {
         node.node.submit(node.txs[0].raw.clone()).unwrap();
         settled(&fetcher, "one pooled", |counts| counts.pooled == 1).await;
         *held.lock().unwrap() = Some(fetcher);
-        // A replacement, a block with nonces, and audits: every call comes.
+        // A replacement, a block with nonces, and audits, so that every function of the sink is
+        // called.
         node.node.submit(rivals(&node)[0].raw.clone()).unwrap();
         node.node.submit(node.txs[1].raw.clone()).unwrap();
         node.node.mine_only(&[node.txs[1].hash]).unwrap();
         let reason = timeout(PATIENCE, ends.recv()).await.expect("it is stopped");
-        assert_eq!(reason, Some(EndReason::Stopped), "{from:?}");
+        assert_eq!(reason, Some(EndReason::Stopped), "{stops_in:?}");
     }
 }
 
-/// A comparison reads a pool on a thread of its own, which outlived the runtime that it used.
+/// Before the fix the thread of a comparison outlived the runtime that it used.
 #[tokio::test]
-async fn the_stop_is_in_time_under_every_fault_and_with_every_call_stuck() {
+async fn a_stop_is_in_time_under_every_fault_with_a_stuck_sink() {
     let deadline = Duration::from_millis(500);
     for (index, fault) in Fault::all().into_iter().enumerate() {
         let stuck = CALLS[index % CALLS.len()];
         let (sink, latch) = Hooked::stuck_in(stuck);
         let node = Node::start(50, |config| config);
-        let config = FetcherConfig {
-            start: StartPolicy::WaitForNode,
-            audit_interval: Some(Duration::from_millis(100)),
-            ..node.fetcher()
-        };
+        let config = configured(node.fetcher(), |config| {
+            config.start = StartPolicy::WaitForNode;
+            config.audit_interval = Some(Duration::from_millis(100));
+        });
         let fetcher =
             Fetcher::start_with(config, settles_fast(), sink).await.expect("it waits for the node");
         eventually("the node is reached", || fetcher.status()[0].node.is_some()).await;
         node.submit_all();
         node.node.mine_only(&[node.txs[0].hash]).unwrap();
         node.node.inject(fault);
-        // Whatever it is in the middle of, more or less.
+        // Different times, so that the stop comes in the middle of different work.
         tokio::time::sleep(Duration::from_millis(10 * (index as u64 % 20))).await;
         println!("{fault:?} with {stuck:?} stuck");
         stop(fetcher, deadline).await;
@@ -493,8 +512,8 @@ async fn the_stop_is_in_time_under_every_fault_and_with_every_call_stuck() {
     }
 }
 
-/// A sink that was closed made the fetcher end with the default deadline of 5 s, whatever the
-/// `shutdown` said that came after it.
+/// Before the fix a closed sink made the fetcher end with the default deadline of 5 s, whatever
+/// deadline a later `shutdown` had.
 #[tokio::test]
 async fn a_deadline_that_comes_after_the_end_has_begun_counts() {
     let node = Node::start(1, |config| config);
@@ -508,27 +527,24 @@ async fn a_deadline_that_comes_after_the_end_has_begun_counts() {
     assert_eq!((end.reason, end.ended), (EndReason::SinkClosed, false));
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     latch.set(()).unwrap();
-    // It may wait for as long as the type allows.
+    // The longest deadline is valid too.
     let fetcher = start(node.fetcher(), Hooked::new(|_| {})).await;
     let end = fetcher.shutdown(Duration::MAX).await;
     assert_eq!((end.reason, end.ended), (EndReason::Stopped, true));
 }
 
-/// What a full pool refused was remembered as refused, and never offered again.
+/// Before the fix they were remembered as refused, and never offered again.
 #[tokio::test]
-async fn what_a_full_sink_postpones_is_offered_again_a_few_at_a_time_until_it_has_room() {
+async fn postponed_transactions_are_offered_again_a_few_at_a_time() {
     struct Full(Arc<AtomicBool>);
     impl TransactionSink for Full {
         async fn deliver(&self, _: FetchedTransaction) -> Delivery {
-            match self.0.load(SeqCst) {
-                true => Delivery::Postponed("full"),
-                false => Delivery::Pooled,
-            }
+            if self.0.load(SeqCst) { Delivery::Postponed("full") } else { Delivery::Pooled }
         }
     }
     let node = Node::start(200, |config| config);
     let is_full = Arc::new(AtomicBool::new(true));
-    let config = FetcherConfig { audit_interval: None, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.audit_interval = None);
     let fetcher = start(config, Full(Arc::clone(&is_full))).await;
     node.submit_all();
     settled(&fetcher, "200 postponed", |counts| counts.postponed == 200).await;
@@ -549,11 +565,12 @@ async fn what_a_full_sink_postpones_is_offered_again_a_few_at_a_time_until_it_ha
 }
 
 #[tokio::test]
-async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
+async fn an_order_pool_accepts_postponed_transactions_when_it_has_room() {
     let node = Node::start(40, |config| config);
     let pool = OrderPool::new(PoolConfig { max_txs: 5, ..PoolConfig::default() }).expect("valid");
     let fetcher =
-        start(FetcherConfig { audit_interval: None, ..node.fetcher() }, pool.clone()).await;
+        start(configured(node.fetcher(), |config| config.audit_interval = None), pool.clone())
+            .await;
     let mut best: Vec<_> = node.txs.iter().filter(|tx| tx.nonce == 0).collect();
     assert!(best.len() > 10, "{}", best.len());
     submit(&node, best.iter().copied());
@@ -571,14 +588,13 @@ async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
 }
 
 #[tokio::test]
-async fn without_backfill_an_audit_finds_the_past_and_callers_beyond_the_queue_of_audits_are_told()
-{
+async fn an_audit_finds_transactions_from_before_the_start() {
     let node = Node::start(100, |config| config);
     node.submit_all();
     let limits = Limits { audit_settle: Duration::from_millis(300), ..Limits::default() };
-    let config = FetcherConfig { backfill: Backfill::Off, ..node.fetcher() };
+    let config = configured(node.fetcher(), |config| config.backfill = Backfill::Off);
     let (fetcher, pool) = ingest_with(config, limits).await;
-    assert_eq!((compare(&fetcher).await.missing, pool.len()), (100, 0), "it was only compared");
+    assert_eq!((compare(&fetcher).await.missing, pool.len()), (100, 0), "the audit only compares");
     let report = recover(&fetcher).await;
     assert_eq!((report.missing, report.recovered), (100, 100));
     assert_eq!((fetcher.counts().audit_recovered, pool.len()), (100, 100));
@@ -591,7 +607,7 @@ async fn without_backfill_an_audit_finds_the_past_and_callers_beyond_the_queue_o
     let (busy, done) =
         (results.iter().filter(busy).count(), results.iter().filter(|r| r.is_ok()).count());
     assert_eq!(busy + done, 10, "{results:?}");
-    // Four wait, and the one that runs may have been taken out before the last of them came.
+    // Four wait, and one more if the running one was taken out before the last of them came.
     assert!((4..=5).contains(&done), "{results:?}");
     assert_eq!(compare(&fetcher).await.missing, 0, "there is room again");
 }

@@ -12,8 +12,8 @@ use tokio_tungstenite::tungstenite::Message;
 
 use super::*;
 
-/// Serves WebSockets and passes each on to the node's socket, until it is aborted: a source, and
-/// its end.
+/// Starts a bridge that connects WebSockets to the node's socket until it is aborted. Returns a
+/// configuration with the bridge as the source.
 async fn bridged(node: &Node) -> (FetcherConfig, AbortHandle) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("ws://{}", listener.local_addr().unwrap());
@@ -21,14 +21,14 @@ async fn bridged(node: &Node) -> (FetcherConfig, AbortHandle) {
     let task = tokio::spawn(async move {
         let mut connections = tokio::task::JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
-            connections.spawn(pass_on(stream, path.clone()));
+            connections.spawn(forward(stream, path.clone()));
         }
     });
     (FetcherConfig::new([Endpoint::Ws(url)]), task.abort_handle())
 }
 
-/// Until either side ends.
-async fn pass_on(stream: TcpStream, path: PathBuf) -> Option<()> {
+/// Forwards messages until either side ends.
+async fn forward(stream: TcpStream, path: PathBuf) -> Option<()> {
     let socket = tokio_tungstenite::accept_async(stream).await.ok()?;
     let (mut to_client, mut from_client) = socket.split();
     let (from_node, mut to_node) = UnixStream::connect(path).await.unwrap().into_split();
@@ -45,7 +45,7 @@ async fn pass_on(stream: TcpStream, path: PathBuf) -> Option<()> {
 }
 
 #[tokio::test]
-async fn a_source_over_ipc_or_websocket_is_backfilled_followed_and_audited_and_its_loss_is_seen() {
+async fn ipc_and_websocket_sources_are_backfilled_followed_and_audited() {
     for is_ipc in [true, false] {
         let node = Node::start(300, |config| config);
         submit(&node, &node.txs[..100]);
@@ -53,7 +53,7 @@ async fn a_source_over_ipc_or_websocket_is_backfilled_followed_and_audited_and_i
         let config = if is_ipc { node.fetcher() } else { websocket };
         let limits = Limits { ping_interval: Duration::from_millis(50), ..Limits::default() };
         let (fetcher, pool) = ingest_with(config, limits).await;
-        assert_eq!(pool.len(), 100, "live means that the backfill is in");
+        assert_eq!(pool.len(), 100, "the backfill is pooled when the source is live");
         let gap = &fetcher.status()[0].gaps[0];
         assert_eq!((gap.reason, gap.recovered), (GapReason::StartUp, 100));
         submit(&node, &node.txs[100..]);
@@ -73,9 +73,9 @@ async fn a_source_over_ipc_or_websocket_is_backfilled_followed_and_audited_and_i
     }
 }
 
-/// It came over the connection for all calls, and ended all request connections each time.
+/// Before the fix the list came over a request connection, and ended all of them each time.
 #[tokio::test]
-async fn a_pool_longer_than_a_frame_may_be_is_listed_and_costs_no_connection() {
+async fn a_pool_longer_than_a_frame_is_listed_without_a_reconnect() {
     let node = Node::start(2_000, |config| config);
     node.submit_all();
     let (config, _bridge) = bridged(&node).await;
@@ -85,9 +85,9 @@ async fn a_pool_longer_than_a_frame_may_be_is_listed_and_costs_no_connection() {
     assert_eq!((counts.backfilled, fetcher.status()[0].reconnects), (2_000, 0));
 }
 
-/// Its message is above the limit, and a WebSocket cannot skip it.
+/// Its message exceeds the limit, and a WebSocket cannot skip a message.
 #[tokio::test]
-async fn a_transaction_longer_than_a_message_may_be_costs_three_reconnects() {
+async fn a_transaction_longer_than_a_message_costs_three_reconnects() {
     let node = Node::with_mix(60, Mix { blobs_per_mille: 50, ..Mix::default() }, |config| config);
     let (config, _bridge) = bridged(&node).await;
     let limits = Limits { max_frame_bytes: 200_000, ..Limits::default() };

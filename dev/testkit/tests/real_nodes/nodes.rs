@@ -90,7 +90,8 @@ impl Setup {
 async fn start(node: &RealNode, announcements: Announcements) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(roomy()).unwrap();
     let endpoint = Endpoint::Ipc(node.ipc_path().to_owned());
-    let config = FetcherConfig { announcements, ..FetcherConfig::new([endpoint]) };
+    let mut config = FetcherConfig::new([endpoint]);
+    config.announcements = announcements;
     // The limit is generous for slow machines: anvil takes half a minute to list 120,000
     // transactions.
     let limits = Limits { snapshot_timeout: Duration::from_secs(300), ..Limits::default() };

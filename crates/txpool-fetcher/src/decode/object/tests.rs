@@ -111,14 +111,14 @@ fn any_object() -> impl Strategy<Value = (StdRng, TxEnvelope, Address, Json)> {
     (any::<u64>(), tx_type).prop_map(|(seed, tx_type)| {
         let mut rng = StdRng::seed_from_u64(seed);
         let tx = transaction(&mut rng, tx_type);
-        let from: Address = rng.random::<[u8; 20]>().into();
-        // No literal: newer versions of alloy have more fields.
-        let sent = Recovered::new_unchecked(tx.clone(), from);
+        let sender: Address = rng.random::<[u8; 20]>().into();
+        // Not a struct literal, because newer versions of alloy have more fields.
+        let sent = Recovered::new_unchecked(tx.clone(), sender);
         let mut object = Transaction::from_transaction(sent, TransactionInfo::default());
-        // Shown as `gasPrice` where the type has no field of that name.
+        // It is written as `gasPrice` if the type of transaction has no such field.
         object.effective_gas_price = rng.random_bool(0.8).then(|| wei(&mut rng));
         let json = serde_json::to_value(&object).unwrap();
-        (rng, tx, from, json)
+        (rng, tx, sender, json)
     })
 }
 
@@ -138,18 +138,20 @@ fn expect_error(json: &str) -> Malformed {
     }
 }
 
-/// What alloy makes of the object, if its hash is that of its transaction.
-fn by_alloy(json: &str) -> Option<(PooledTransaction, Address)> {
+/// Decodes the object with alloy, if its hash is that of its transaction.
+fn read_with_alloy(json: &str) -> Option<(PooledTransaction, Address)> {
     let object = serde_json::from_str::<Transaction>(json).ok()?;
-    let (tx, from) = object.into_recovered().into_parts();
+    let (tx, sender) = object.into_recovered().into_parts();
     let encoded = tx.encoded_2718();
     (keccak256(&encoded) == *tx.hash()).then_some(())?;
-    Some((tx.try_into_pooled().ok()?, from))
+    Some((tx.try_into_pooled().ok()?, sender))
 }
 
 proptest! {
     #[test]
-    fn what_alloy_writes_is_read_back_also_beside_other_fields((_, tx, from, mut json) in any_object()) {
+    fn objects_that_alloy_writes_are_read_also_with_other_fields(
+        (_, tx, sender, mut json) in any_object()
+    ) {
         json["data"] = serde_json::json!("0xdead");
         json["condition"] = serde_json::json!({"a": [1, {"b": "}]\"\\"}], "hash": "0x00"});
         let text = json.to_string();
@@ -157,18 +159,18 @@ proptest! {
             FullAnnouncement::Transaction(read) => {
                 prop_assert_eq!(read.tx.hash(), tx.hash());
                 prop_assert_eq!(&read.raw, &Bytes::from(tx.encoded_2718()));
-                prop_assert_eq!(read.claimed_sender, from);
-                prop_assert_eq!(by_alloy(&text), Some((read.tx.clone(), from)));
+                prop_assert_eq!(read.claimed_sender, sender);
+                prop_assert_eq!(read_with_alloy(&text), Some((read.tx.clone(), sender)));
                 prop_assert_eq!(Ok(read.tx), tx.try_into_pooled().map_err(drop));
             }
             other => prop_assert!(false, "{other:?} of {text}"),
         }
     }
 
-    // Every field of interest in every shape that alloy may or may not accept: what we read is always what was
-    // announced, and the rest is requested if its hash can be read.
+    // One field has an odd form that alloy may or may not accept. A transaction that is read is
+    // always the announced one, and otherwise it is requested if its hash can be read.
     #[test]
-    fn an_object_with_one_odd_field_is_read_as_alloy_reads_it_or_requested(
+    fn an_object_with_an_odd_field_is_read_like_alloy_or_requested(
         (mut rng, tx, _, mut json) in any_object()
     ) {
         let rng = &mut rng;
@@ -176,12 +178,12 @@ proptest! {
         let field = fields[rng.random_range(0..fields.len())].clone();
         make_odd(rng, &mut json, &field);
         let text = json.to_string();
-        let expected = by_alloy(&text);
+        let expected = read_with_alloy(&text);
         match read_object(&text) {
             FullAnnouncement::Transaction(read) => {
                 prop_assert_eq!(keccak256(&read.raw), *tx.hash());
                 prop_assert_eq!(&PooledTransaction::decode_2718_exact(&read.raw).unwrap(), &read.tx);
-                // Of some fields that are not read, alloy verifies the form.
+                // alloy also checks the form of some fields that are not read here.
                 if let Some(expected) = expected {
                     prop_assert_eq!(expected, (read.tx, read.claimed_sender), "{}", text);
                 }
@@ -201,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_kept_object_is_never_another_transaction(bytes in damaged_seeds("objects")) {
+    fn a_damaged_object_is_never_another_transaction(bytes in damaged_seeds("objects")) {
         let text = String::from_utf8_lossy(&bytes);
         if let FullAnnouncement::Transaction(read) = read_object(&text) {
             prop_assert_eq!(keccak256(&read.raw), *read.tx.hash());
@@ -210,11 +212,11 @@ proptest! {
     }
 }
 
-/// Removes one field of the object, or gives it another form, most of them of equal value.
+/// Removes a field of the object, or gives it another form, mostly with the same value.
 fn make_odd(rng: &mut StdRng, object: &mut Json, field: &str) {
     for (name, other) in [("input", "data"), ("gas", "gasLimit")] {
         if field == name && rng.random_bool(0.3) {
-            // Only the first of the two counts.
+            // Only the first of the two names counts.
             object[other] = object.as_object_mut().unwrap().remove(name).unwrap();
             return;
         }
@@ -248,18 +250,19 @@ fn make_odd(rng: &mut StdRng, object: &mut Json, field: &str) {
 
 // ---- Objects as nodes write them: the corpus ----
 
-/// The kept object of this name.
-fn kept(name: &str) -> String {
-    let seed = seeds("objects").into_iter().find(|seed| seed.name == name).expect("it is kept");
+/// Returns an object of the corpus.
+fn corpus_object(name: &str) -> String {
+    let seed =
+        seeds("objects").into_iter().find(|seed| seed.name == name).expect("the corpus has it");
     String::from_utf8(seed.bytes).expect("text")
 }
 
 fn eip1559() -> String {
-    kept("good-eip1559.json")
+    corpus_object("good-eip1559.json")
 }
 
 #[test]
-fn the_kept_objects_are_read_as_alloy_reads_them_with_their_senders_or_refused() {
+fn the_corpus_of_objects_is_read_like_alloy_or_refused() {
     for seed in seeds("objects") {
         let read = read_object(&String::from_utf8_lossy(&seed.bytes));
         let is_read = match read {
@@ -271,7 +274,7 @@ fn the_kept_objects_are_read_as_alloy_reads_them_with_their_senders_or_refused()
         if let FullAnnouncement::Transaction(read) = read {
             let text = String::from_utf8(seed.bytes).expect("text");
             assert_eq!(read.raw, Bytes::from(read.tx.encoded_2718()), "{}", seed.name);
-            assert_eq!(by_alloy(&text), Some((read.tx.clone(), read.claimed_sender)));
+            assert_eq!(read_with_alloy(&text), Some((read.tx.clone(), read.claimed_sender)));
             let claimed = read.claimed_sender;
             let recovered = read.tx.recover_signer().expect("signed");
             assert_eq!(recovered, claimed, "{}", seed.name);
@@ -280,14 +283,14 @@ fn the_kept_objects_are_read_as_alloy_reads_them_with_their_senders_or_refused()
 }
 
 #[test]
-fn an_unprotected_transaction_with_a_chain_id_beside_it_stays_unprotected() {
-    let json = kept("good-legacy-unprotected.json");
+fn an_unprotected_transaction_with_a_chain_id_stays_unprotected() {
+    let json = corpus_object("good-legacy-unprotected.json");
     let with_chain = json.replace(r#""v":"#, r#""chainId":"0x539","v":"#);
     assert_eq!(expect_transaction(&with_chain), expect_transaction(&json));
 }
 
 #[test]
-fn blobs_unknown_types_and_what_cannot_be_decoded_are_requested_by_their_hash() {
+fn objects_that_cannot_be_decoded_are_requested_by_their_hash() {
     let hash = B256::repeat_byte(7);
     let blobs = format!(r#""blobs":["0x{}"],"type":"0x03""#, "ab".repeat(131_072));
     let types = [r#""0x3""#, r#""0x7e""#, r#""0x5""#, r#""""#, "2", "{}"];
@@ -310,8 +313,7 @@ fn an_object_that_is_not_the_announced_transaction_names_both_hashes() {
 }
 
 #[test]
-fn an_object_without_a_field_that_its_type_needs_is_requested_and_one_without_a_hash_is_malformed()
-{
+fn an_object_without_a_required_field_is_requested() {
     let without = |field: &str| {
         let mut object: Json = serde_json::from_str(&eip1559()).unwrap();
         object.as_object_mut().unwrap().remove(field);
@@ -321,7 +323,7 @@ fn an_object_without_a_field_that_its_type_needs_is_requested_and_one_without_a_
         assert!(matches!(without(field), FullAnnouncement::FetchRaw(_)), "{field}");
     }
     assert!(matches!(without("hash"), FullAnnouncement::NoHash));
-    let other_chain = kept("good-legacy.json").replace("0x539", "0x53a");
+    let other_chain = corpus_object("good-legacy.json").replace("0x539", "0x53a");
     assert!(matches!(read_object(&other_chain), FullAnnouncement::FetchRaw(_)));
     for text in ["[]", "{} {}", r#"{"a":"#, r#"{"hash":"0x1"}"#] {
         assert!(matches!(read_object(text), FullAnnouncement::NoHash), "{text}");

@@ -28,8 +28,8 @@ pub async fn subscribe_to_txpool_with_blobs(
         Some(MempoolSource::Ws(url)) => Endpoint::Ws(url),
         None => eyre::bail!("No txpool source configured"),
     };
-    let fetcher = FetcherConfig::new([source]);
-    let fetcher = FetcherConfig { announcements: Announcements::Auto, ..fetcher };
+    let mut fetcher = FetcherConfig::new([source]);
+    fetcher.announcements = Announcements::Auto;
     Ok(fetch(fetcher, results, global_cancel).await?)
 }
 
