@@ -291,7 +291,8 @@ impl Comparison {
         let listing = is_complete.then(|| Listing { hashes, epoch, has_blobs }.into());
         let before = self.context.listings[self.source].set_latest(listing.clone());
         if let Some(listing) = listing {
-            if before.is_none() {
+            let lists_more = before.is_none_or(|before| listing.has_blobs && !before.has_blobs);
+            if lists_more {
                 self.report_listed(&listing).await;
             }
             report.vanished = self.mark_vanished(epoch).await;
@@ -426,8 +427,8 @@ impl Comparison {
         recovery
     }
 
-    /// Reports to the sink the transactions of `listing` that were delivered to it. While the node
-    /// could not be listed they were delivered as transactions that may leave its pool unnoticed.
+    /// Reports to the sink what it holds of a list, if the list before did not have such transactions:
+    /// then they were delivered as ones of which nobody knows when they leave the node's pool.
     async fn report_listed(&self, listing: &Listing) {
         let mut listed = Vec::new();
         for shard in 0..SHARDS {
