@@ -1,4 +1,5 @@
-//! What one builder more costs: builders on a fleet, beside builders that each fetch from the node.
+//! Measures the cost of an additional builder: builders of a fleet, compared with builders that
+//! each fetch from the node.
 
 use std::{io, time::Duration};
 
@@ -16,12 +17,13 @@ use crate::{
     start_member,
 };
 
-/// CPU time for each announced transaction, in microseconds.
+/// CPU time in microseconds for each announced transaction.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     node: f64,
+    /// All builders together.
     builders: f64,
-    /// The machine that ingests, and the server.
+    /// The machine that ingests and the NATS server.
     tier: f64,
 }
 
@@ -34,8 +36,8 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
         let mut own = Rounds::new("each fetches from the node");
         let mut fleet = Rounds::new("on a fleet");
         for _ in 0..size.rounds {
-            own.runs.push(one(false, tps, builders, size.seconds)?);
-            fleet.runs.push(one(true, tps, builders, size.seconds)?);
+            own.runs.push(measure(false, tps, builders, size.seconds)?);
+            fleet.runs.push(measure(true, tps, builders, size.seconds)?);
         }
         for (rounds, node) in [&own, &fleet].into_iter().zip(&mut node) {
             table.row([
@@ -50,28 +52,34 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
         }
     }
     println!("{table}");
-    let growth = |of: &[Vec<f64>]| match (of.first(), of.last()) {
-        (Some(first), Some(last)) => Spread::of(last.iter().zip(first).map(|(of, to)| of / to)),
-        _ => Spread::of([]),
-    };
     let most = size.builders.last().copied().unwrap_or_default();
     let [own, fleet] = node.map(|runs| growth(&runs));
     println!("the node's CPU time with {most} builders to that with one, each on its own: {own}");
-    let what = format!("the same on a fleet, {most} builders to one");
-    println!("{}", Goal::at_most(what, fleet, 1.2, ""));
+    let description = format!("the same on a fleet, {most} builders to one");
+    println!("{}", Goal::at_most(description, fleet, 1.2, ""));
     Ok(())
 }
 
-/// Waits for all of them; their CPU time until then.
-fn cpu(
-    members: &mut [Member],
-    what: &str,
-    is_done: impl Fn(&Progress) -> bool,
-) -> io::Result<Duration> {
-    members.iter_mut().map(|member| Ok(member.wait(what, &is_done)?.cpu)).sum()
+/// Returns the ratios of the node's CPU time with the most builders to that with the fewest.
+fn growth(runs: &[Vec<f64>]) -> Spread {
+    match (runs.first(), runs.last()) {
+        (Some(first), Some(last)) => {
+            Spread::of(last.iter().zip(first).map(|(most, fewest)| most / fewest))
+        }
+        _ => Spread::of([]),
+    }
 }
 
-fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Figures> {
+/// Waits for all members. Returns the sum of their CPU times until then.
+fn cpu(
+    members: &mut [Member],
+    description: &str,
+    is_done: impl Fn(&Progress) -> bool,
+) -> io::Result<Duration> {
+    members.iter_mut().map(|member| Ok(member.wait(description, &is_done)?.cpu)).sum()
+}
+
+fn measure(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Figures> {
     let count = (f64::from(tps) * seconds) as usize;
     let mut node = NodeProcess::spawn()?;
     node.start(|config| NodeConfig { pool_limit: 2 * count, signed_ahead: count, ..config })?;
@@ -94,12 +102,12 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
         let pid = nats.as_ref().and_then(|(server, _)| server.pid());
         pid.map_or(Duration::ZERO, cpu_of)
     };
-    // What connecting took is nobody's share.
-    let builders_before = cpu(&mut members, "live", |look| look.is_live)?;
-    let tier_before = cpu(&mut ingest, "live", |look| look.is_live)? + server_cpu();
+    // The CPU time of connecting is not counted.
+    let builders_before = cpu(&mut members, "live", |progress| progress.is_live)?;
+    let tier_before = cpu(&mut ingest, "live", |progress| progress.is_live)? + server_cpu();
     node.announce(count, Some(tps))?;
     node.finish()?;
-    let cpu_builders = cpu(&mut members, "the last order", |look| look.seen >= count)?;
+    let cpu_builders = cpu(&mut members, "the last order", |progress| progress.seen >= count)?;
     let announced = node.stop()?;
     assert_eq!(announced.txs.len(), count, "all were announced");
     let cpu_tier = cpu(&mut ingest, "a look", |_| true)? + server_cpu();

@@ -1,4 +1,5 @@
-//! From the publisher's pool to the subscriber of each builder's pool, beside bare messages of the same bytes.
+//! Measures the latency from the publisher's pool to the subscriber of each builder's pool,
+//! compared with bare messages of the same bytes.
 
 use std::{collections::HashMap, io, thread, time::Duration};
 
@@ -13,11 +14,13 @@ use crate::{
     start_member,
 };
 
-/// Transactions before those that are timed: connections, buffers and the consumer are warm then.
+/// How many transactions are sent before those that are timed, so that connections, buffers and the
+/// consumer are warm.
 const WARM_UP: usize = 50;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Transport {
+    /// Messages of the same bytes over NATS without a stream.
     Bare,
     Stream,
 }
@@ -33,8 +36,14 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
             let mut bare = Rounds::new("bare messages");
             let mut stream = Rounds::new("stream");
             for _ in 0..size.rounds {
-                bare.runs.push(one(Way::Bare, &servers, tps, builders, size.seconds)?);
-                stream.runs.push(one(Way::Stream, &servers, tps, builders, size.seconds)?);
+                bare.runs.push(measure(Transport::Bare, &servers, tps, builders, size.seconds)?);
+                stream.runs.push(measure(
+                    Transport::Stream,
+                    &servers,
+                    tps,
+                    builders,
+                    size.seconds,
+                )?);
             }
             let ratio = stream.ratio(&bare, |run: &Times| run.p99);
             for rounds in [&bare, &stream] {
@@ -47,8 +56,8 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
                     if is_stream { ratio.to_string() } else { String::new() },
                 ]);
             }
-            let what = format!("p99 to bare messages at {tps}/s, {builders} builders");
-            goals.push(Goal::at_most(what, ratio, 2.0, ""));
+            let description = format!("p99 to bare messages at {tps}/s, {builders} builders");
+            goals.push(Goal::at_most(description, ratio, 2.0, ""));
         }
     }
     println!("{table}");
@@ -56,39 +65,47 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     Ok(())
 }
 
-fn one(way: Way, servers: &[String], tps: u32, builders: usize, seconds: f64) -> io::Result<Times> {
+fn measure(
+    transport: Transport,
+    servers: &[String],
+    tps: u32,
+    builders: usize,
+    seconds: f64,
+) -> io::Result<Times> {
     let count = WARM_UP + (f64::from(tps) * seconds) as usize;
-    let publish = match way {
-        Way::Stream => {
+    let publish = match transport {
+        Transport::Stream => {
             reset_streams(servers)?;
             servers
         }
-        Way::Bare => &[],
+        Transport::Bare => &[],
     };
-    let member = |number| match way {
-        Way::Stream => builder(servers, number),
-        Way::Bare => start_member(Config { bare_from: servers.to_vec(), ..Config::default() }),
+    let member = |number| match transport {
+        Transport::Stream => builder(servers, number),
+        Transport::Bare => {
+            start_member(Config { bare_from: servers.to_vec(), ..Config::default() })
+        }
     };
     let mut all = (1..=builders).map(member).collect::<io::Result<Vec<_>>>()?;
     let mut publisher = start_member(Config { signs: count, ..machine(publish) })?;
     for member in all.iter_mut().chain([&mut publisher]) {
-        member.wait("live", |look| look.is_live)?;
+        member.wait("live", |progress| progress.is_live)?;
     }
-    // What was signed has just kept all cores busy.
+    // Signing has just kept all cores busy.
     thread::sleep(Duration::from_millis(200));
-    let sent = match way {
-        Way::Stream => publisher.insert(Some(tps))?,
-        Way::Bare => publisher.send(servers, tps)?,
+    let sent = match transport {
+        Transport::Stream => publisher.insert(Some(tps))?,
+        Transport::Bare => publisher.send(servers, tps)?,
     };
     let timed: HashMap<_, _> = sent.iter().skip(WARM_UP).copied().collect();
     let mut times = histogram();
     for mut builder in all {
-        builder.wait("the last order", |look| look.seen >= count)?;
+        builder.wait("the last order", |progress| progress.seen >= count)?;
         let seen = builder.finish()?;
         assert_eq!(seen.len(), count, "each once");
-        for (hash, at) in &seen {
-            if let Some(sent) = timed.get(hash) {
-                times.saturating_record(at.saturating_sub(*sent).max(1));
+        for (hash, seen_at) in &seen {
+            if let Some(sent_at) = timed.get(hash) {
+                times.saturating_record(seen_at.saturating_sub(*sent_at).max(1));
             }
         }
     }

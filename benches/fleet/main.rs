@@ -1,12 +1,18 @@
-//! A fleet on real NATS servers, which `scripts/real-nodes.sh --install-only nats` installs: what it adds to the way of a
-//! transaction, what a builder costs, and what one publisher stores. What is left when parts of it are killed is shown
-//! by the trial.
+//! A fleet on real NATS servers, which `scripts/real-nodes.sh --install-only nats` installs. It
+//! measures the latency that the fleet adds, the cost of an additional builder, and the rate of one
+//! publisher. The trial measures what is lost when parts of a fleet are killed.
 //!
-//! `cargo bench --bench fleet` takes about eight minutes. Words after `--` choose parts: `latency`, `cost`, `throughput`.
-//! The environment sets `FLEET_BENCH_RATES` (500,1000,2000), `FLEET_BENCH_BUILDERS` (1,4,8), `FLEET_BENCH_SECONDS` (3, of
-//! a run), `FLEET_BENCH_ROUNDS` (3), `FLEET_BENCH_COST_TPS` (500), `FLEET_BENCH_BURST` (100000).
+//! `cargo bench --bench fleet` takes about eight minutes. Words after `--` choose parts: `latency`,
+//! `cost`, `throughput`. These environment variables change the load:
 //!
-//! Each member of the fleet is a process: the pools, the latencies and the CPU times are its own.
+//! - `FLEET_BENCH_RATES` (500,1000,2000): transactions/s of `latency`
+//! - `FLEET_BENCH_BUILDERS` (1,4,8): numbers of builders
+//! - `FLEET_BENCH_SECONDS` (3): length of a run
+//! - `FLEET_BENCH_ROUNDS` (3)
+//! - `FLEET_BENCH_COST_TPS` (500): transactions/s of `cost`
+//! - `FLEET_BENCH_BURST` (100000): transactions of `throughput`
+//!
+//! Each member of the fleet is a process with its own pools, latencies and CPU times.
 
 mod cost;
 mod latency;
@@ -52,21 +58,24 @@ impl Size {
     }
 }
 
-/// A member of the fleet, or what stands in the place of one.
+/// Starts a member of the fleet, or a process that sends or receives bare messages.
 fn start_member(config: Config) -> io::Result<Member> {
     let config = Config { is_public: true, setup: Setup::Roomy, ..config };
     Ok(Member::start(&config)?.0)
 }
 
-/// One that publishes to these servers.
-fn machine(publishes_to: &[String]) -> Config {
-    let (name, publishes_to) = ("ingest-1".to_owned(), publishes_to.to_vec());
-    Config { name, publishes_to, ..Config::default() }
+/// The configuration of a machine that publishes to these servers.
+fn machine(servers: &[String]) -> Config {
+    Config { name: "ingest-1".to_owned(), publishes_to: servers.to_vec(), ..Config::default() }
 }
 
+/// Starts a builder that reads from these servers.
 fn builder(servers: &[String], number: usize) -> io::Result<Member> {
-    let (name, reads_from) = (format!("builder-{number}"), servers.to_vec());
-    start_member(Config { name, reads_from, ..Config::default() })
+    start_member(Config {
+        name: format!("builder-{number}"),
+        reads_from: servers.to_vec(),
+        ..Config::default()
+    })
 }
 
 fn main() -> ExitCode {
@@ -80,7 +89,7 @@ fn main() -> ExitCode {
     if args.is_test()
         && let Err(error) = testkit::devnet::find_nats()
     {
-        println!("fleet: nothing is run: {error}");
+        println!("fleet: nothing is measured, because there is no NATS server: {error}");
         return ExitCode::SUCCESS;
     }
     let size = Size::new(args.is_test());

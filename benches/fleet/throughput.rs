@@ -1,4 +1,4 @@
-//! How fast one publisher fills a stream of one replica.
+//! Measures how fast one publisher fills a stream of one replica.
 
 use std::{io, time::Instant};
 
@@ -23,11 +23,11 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     for _ in 0..size.rounds {
         reset_streams(&servers)?;
         let mut publisher = start_member(Config { signs: count, ..machine(&servers) })?;
-        publisher.wait("live", |look| look.is_live)?;
+        publisher.wait("live", |progress| progress.is_live)?;
         let begin = Instant::now();
         publisher.insert(None)?;
-        let all = |look: &Progress| look.stored >= count as u64;
-        publisher.wait("the last acknowledgement", all)?;
+        let are_all_stored = |progress: &Progress| progress.stored >= count as u64;
+        publisher.wait("the last acknowledgement", are_all_stored)?;
         rates.push(count as f64 / begin.elapsed().as_secs_f64());
         publisher.finish()?;
         let (messages, bytes) = stored(&servers)?;

@@ -111,7 +111,15 @@ impl Publishing {
             // Read the state before the shutdown changes it.
             let state = publisher.state().to_string();
             let stats = publisher.shutdown(limit).await.stats;
-            let PublisherStats { published, stored, duplicate, unfinished, connects, .. } = stats;
+            let PublisherStats {
+                published,
+                stored,
+                duplicate,
+                unfinished,
+                unpublished,
+                connects,
+                ..
+            } = stats;
             let refused = stats.refused_total();
             print_line!(
                 "published {published} ({flow}): stored {stored}, duplicate {duplicate}, \
@@ -120,7 +128,7 @@ impl Publishing {
             json!({
                 "flow": flow, "state": state, "published": published, "stored": stored,
                 "duplicate": duplicate, "refused": refused, "unfinished": unfinished,
-                "connects": connects,
+                "unpublished": unpublished, "connects": connects,
             })
         }))
         .await

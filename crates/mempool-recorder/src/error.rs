@@ -1,4 +1,4 @@
-//! The errors of recorder and replay, and of single rows.
+//! The errors of recorder and replay, and of rows that cannot be read.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -9,17 +9,17 @@ use alloy_primitives::B256;
 #[non_exhaustive]
 pub enum RecorderError {
     /// Groups would be written more often than the pool is read.
-    #[error("group_age is {value:?}, must be at least {least:?}")]
+    #[error("group_age is {value:?}, must be at least {min:?}")]
     GroupAge {
         /// The configured age.
         value: Duration,
         /// The lower bound.
-        least: Duration,
+        min: Duration,
     },
-    /// No folder is named.
+    /// No folder is configured.
     #[error("folder is empty, must name a folder")]
     NoFolder,
-    /// The folder cannot be written to.
+    /// The folder cannot be written to, or its file system has no hard links.
     #[error("cannot write in {path}")]
     Folder {
         /// The folder.
@@ -50,23 +50,23 @@ pub enum ReplayError {
         /// The folder.
         path: PathBuf,
     },
-    /// The file is not a Parquet file, or is truncated: a Parquet file ends with its footer.
+    /// The file is not a Parquet file, or it is truncated: a Parquet file ends with its footer.
     #[error("{path} is not a complete Parquet file: {reason}")]
     NotParquet {
         /// The file.
         path: PathBuf,
-        /// Why it is not one.
+        /// What is wrong with it.
         reason: String,
     },
-    /// A required column is missing, has another type, or is compressed in a way that is not read:
-    /// gzip and nothing are.
+    /// A required column is missing, has another type, or is compressed with another codec than
+    /// gzip.
     #[error("column {column} of {path} {reason}")]
     Column {
         /// The file.
         path: PathBuf,
         /// The column.
         column: String,
-        /// What it is, and what was expected.
+        /// What the column is, and what was expected.
         reason: String,
     },
     /// The thread cannot be started.
@@ -74,8 +74,8 @@ pub enum ReplayError {
     Thread(#[source] io::Error),
 }
 
-/// Why a row yields no transaction. It is counted (`mempool_recorder_bad_rows_total`), and the next
-/// row is read.
+/// Why a row yields no transaction. The row is counted (`mempool_recorder_bad_rows_total`), and
+/// reading continues with the next one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadRow {
@@ -97,7 +97,7 @@ pub enum BadRow {
         /// The value, in the unit of the column.
         value: i64,
     },
-    /// The bytes do not decode as a transaction.
+    /// The bytes cannot be decoded as a transaction.
     #[error("rawTx of {hash} is not a transaction: {reason}")]
     Transaction {
         /// The hash of the row.
@@ -113,7 +113,7 @@ pub enum BadRow {
         /// The hash of the bytes.
         found: B256,
     },
-    /// The signature is invalid: no sender can be recovered.
+    /// The signature is invalid, so no sender can be recovered.
     #[error("the signature of {hash} is invalid")]
     Signature {
         /// The hash of the row.
@@ -125,18 +125,19 @@ pub enum BadRow {
         /// The hash of the row.
         hash: B256,
     },
-    /// A blob transaction without its blobs, as mempool-dumpster kept them before version 0.8.0 (June 2024).
+    /// It is a blob transaction without its blobs. mempool-dumpster recorded these before version
+    /// 0.8.0 (June 2024).
     #[error("{hash} carries blobs and was recorded without them")]
     NoSidecar {
         /// The hash of the row.
         hash: B256,
     },
-    /// The rest of a row group cannot be read, or a whole file of the folder.
+    /// The rest of a row group cannot be read, or a whole file of a folder.
     #[error("{rows} rows of {path} cannot be read: {reason}")]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Number of lost rows according to the file; 0 if it is the whole file.
+        /// The number of lost rows according to the file; 0 if it is the whole file.
         rows: u64,
         /// The error.
         reason: String,

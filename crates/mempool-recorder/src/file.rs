@@ -1,7 +1,7 @@
-//! A Parquet file from outside, read in bounded pieces: why is at [`crate::recorder`]. Pages are read as if they were not
-//! compressed, and decompressed here.
+//! Reads a Parquet file from outside in bounded pieces; [`crate::recorder`] says why. The parser
+//! reads the pages as if they were not compressed, and this module decompresses them.
 
-// Bytes from outside are read here: none of them may cause a panic.
+// This module reads bytes from outside, which must not cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
@@ -33,24 +33,25 @@ use parquet::{
 
 use crate::{error::ReplayError, footer};
 
-/// Longest footer that is read, in bytes: some 6,000 row groups of these columns have 16 MiB. The
-/// parsed footer takes a few times as much.
+/// The longest footer that is read, in bytes. It suffices for some 6,000 row groups of these
+/// columns. The parsed footer takes a few times as much memory.
 pub const MAX_FOOTER_BYTES: u64 = 16 << 20;
 
-/// Longest page that is read, in bytes, compressed or not: a page of the archives is 1 MiB and one
-/// transaction, and a transaction with 72 blobs is 10 MB. One page of each of four columns is in
-/// memory.
+/// The longest page that is read, in bytes, compressed or not. A page of the archives has 1 MiB and
+/// one transaction, and a transaction with 72 blobs has 10 MB. One page of each of four columns is
+/// in memory.
 pub const MAX_PAGE_BYTES: usize = 64 << 20;
 
-/// Longest dictionary, in bytes without compression: writers change to another encoding above 1
-/// MiB. Each value takes at least four bytes of it, and 32 in memory.
+/// The longest dictionary that is read, in bytes without compression. Writers change to another
+/// encoding above 1 MiB. Each value takes at least four bytes of it, and 32 bytes in memory.
 pub const MAX_DICTIONARY_BYTES: usize = 16 << 20;
 
-/// Four bytes of length, and the four bytes of the magic number.
+/// The end of a file: the length of the footer in four bytes, and the four bytes of the magic
+/// number.
 const TAIL_BYTES: u64 = 8;
 const MAGIC: &[u8] = b"PAR1";
 
-/// Enough for a page header, which has some 30 bytes.
+/// The buffer for a page header, which has some 30 bytes.
 const HEADER_BUFFER_BYTES: usize = 256;
 
 #[derive(Debug)]
@@ -64,36 +65,36 @@ impl Input {
     pub(crate) fn open(
         path: &Path,
     ) -> std::result::Result<(Arc<Self>, ParquetMetaData), ReplayError> {
-        let unread = |source| ReplayError::Open { path: path.to_owned(), source };
-        let file = File::open(path).map_err(unread)?;
-        let bytes = file.metadata().map_err(unread)?.len();
+        let open_error = |source| ReplayError::Open { path: path.to_owned(), source };
+        let file = File::open(path).map_err(open_error)?;
+        let bytes = file.metadata().map_err(open_error)?.len();
         let input = Self { file: Arc::new(file), bytes };
-        let metadata = input.footer().map_err(|error| ReplayError::NotParquet {
+        let metadata = input.read_footer().map_err(|error| ReplayError::NotParquet {
             path: path.to_owned(),
             reason: error.to_string(),
         })?;
         Ok((Arc::new(input), metadata))
     }
 
-    fn footer(&self) -> Result<ParquetMetaData> {
+    fn read_footer(&self) -> Result<ParquetMetaData> {
         let Some(end) = self.bytes.checked_sub(TAIL_BYTES) else {
-            return wrong(format!("{} bytes, less than its end alone", self.bytes));
+            return invalid(format!("it has {} bytes, fewer than its end alone", self.bytes));
         };
         let tail = self.get_bytes(end, TAIL_BYTES as usize)?;
         let (length, magic) = tail.split_at(4);
         if magic != MAGIC {
-            return wrong("it does not end with PAR1: it is cut short, or something else".into());
+            return invalid("it does not end with PAR1: it is truncated or no Parquet file".into());
         }
         let length = u64::from(u32::from_le_bytes(length.try_into().unwrap_or_default()));
         if length > MAX_FOOTER_BYTES || length > end {
             let limit = MAX_FOOTER_BYTES.min(end);
-            return wrong(format!("the footer is {length} bytes long, at most {limit} are read"));
+            return invalid(format!("the footer has {length} bytes, at most {limit} are read"));
         }
         let footer = self.get_bytes(end.saturating_sub(length), length as usize)?;
         if !footer::is_plausible(&footer) {
-            return wrong("the footer claims more than it holds".into());
+            return invalid("the footer claims more than it holds".into());
         }
-        caught(|| ParquetMetaDataReader::decode_metadata(&footer))
+        catch_panic(|| ParquetMetaDataReader::decode_metadata(&footer))
     }
 }
 
@@ -104,16 +105,18 @@ impl Length for Input {
 }
 
 impl ChunkReader for Input {
-    type T = BufReader<At>;
+    type T = BufReader<FileCursor>;
 
     fn get_read(&self, start: u64) -> Result<Self::T> {
-        let at = At { file: Arc::clone(&self.file), next: start };
-        Ok(BufReader::with_capacity(HEADER_BUFFER_BYTES, at))
+        let cursor = FileCursor { file: Arc::clone(&self.file), position: start };
+        Ok(BufReader::with_capacity(HEADER_BUFFER_BYTES, cursor))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         if length > MAX_PAGE_BYTES {
-            return wrong(format!("a page of {length} bytes, at most {MAX_PAGE_BYTES} are read"));
+            return invalid(format!(
+                "a page has {length} bytes, at most {MAX_PAGE_BYTES} are read"
+            ));
         }
         if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
             let reason = format!("{length} bytes at {start} of a file of {} bytes", self.bytes);
@@ -125,22 +128,22 @@ impl ChunkReader for Input {
     }
 }
 
-/// Reads from its own position, so that several columns share a file.
+/// A reader with a position of its own, so that several columns share a file.
 #[derive(Debug)]
-pub(crate) struct At {
+pub(crate) struct FileCursor {
     file: Arc<File>,
-    next: u64,
+    position: u64,
 }
 
-impl Read for At {
+impl Read for FileCursor {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buffer, self.next)?;
-        self.next = self.next.saturating_add(read as u64);
+        let read = self.file.read_at(buffer, self.position)?;
+        self.position = self.position.saturating_add(read as u64);
         Ok(read)
     }
 }
 
-/// One column of one row group, value by value.
+/// Reads one column of one row group, value by value.
 pub(crate) struct Column<T: DataType> {
     reader: ColumnReaderImpl<T>,
     is_optional: bool,
@@ -152,27 +155,28 @@ impl<T: DataType> Column<T> {
     pub(crate) fn open(input: &Arc<Input>, group: &RowGroupMetaData, index: usize) -> Result<Self> {
         let descriptor = group.schema_descr().column(index);
         let is_optional = descriptor.max_def_level() > 0;
-        let pages = caught(|| Pages::open(input, group, index))?;
-        let reader = caught(|| Ok(ColumnReaderImpl::new(descriptor, Box::new(pages))))?;
+        let pages = catch_panic(|| Pages::open(input, group, index))?;
+        let reader = catch_panic(|| Ok(ColumnReaderImpl::new(descriptor, Box::new(pages))))?;
         Ok(Self { reader, is_optional, values: Vec::new(), definitions: Vec::new() })
     }
 
-    /// The next value, `None` for a null.
-    pub(crate) fn next(&mut self) -> Result<Option<T::T>> {
+    /// Returns the next value; `None` for a null.
+    pub(crate) fn next_value(&mut self) -> Result<Option<T::T>> {
         self.values.clear();
         self.definitions.clear();
         let Self { reader, values, definitions, is_optional } = self;
         let definitions = is_optional.then_some(definitions);
-        let (records, ..) = caught(|| reader.read_records(1, definitions, None, values))?;
-        match records {
-            0 => Err(ParquetError::EOF("its columns end before its row count".into())),
-            _ => Ok(self.values.pop()),
+        let (records, ..) = catch_panic(|| reader.read_records(1, definitions, None, values))?;
+        if records == 0 {
+            return Err(ParquetError::EOF("its columns have fewer values than it has rows".into()));
         }
+        Ok(self.values.pop())
     }
 }
 
-/// Whether pages that are compressed in this way are read. Others are refused when their file is opened.
-pub(crate) const fn is_read(compression: Compression) -> bool {
+/// Whether this module decompresses the codec. A file with another codec is rejected when it is
+/// opened.
+pub(crate) const fn is_supported(compression: Compression) -> bool {
     matches!(compression, Compression::UNCOMPRESSED | Compression::GZIP(_))
 }
 
@@ -186,50 +190,63 @@ impl Pages {
     fn open(input: &Arc<Input>, group: &RowGroupMetaData, index: usize) -> Result<Self> {
         let column = group.column(index);
         let is_gzip = column.compression() != Compression::UNCOMPRESSED;
-        let raw = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED);
+        // The parser must not decompress the pages, because it does so without a bound.
+        let uncompressed =
+            column.clone().into_builder().set_compression(Compression::UNCOMPRESSED).build()?;
         let rows = usize::try_from(group.num_rows())?;
-        let inner = SerializedPageReader::new(Arc::clone(input), &raw.build()?, rows, None)?;
+        let inner = SerializedPageReader::new(Arc::clone(input), &uncompressed, rows, None)?;
         Ok(Self { inner, is_gzip })
     }
 
-    /// Decompresses the bytes after the first `plain`, which are not compressed.
-    fn inflate(&self, page: &Bytes, plain: usize, limit: usize) -> Result<Bytes> {
-        let within = |bytes: usize| match bytes > limit {
-            true => wrong(format!("a page of more than {limit} bytes")),
-            false => Ok(()),
-        };
+    /// Decompresses a page, except its first `uncompressed_bytes`.
+    fn decompress(&self, page: &Bytes, uncompressed_bytes: usize, limit: usize) -> Result<Bytes> {
         if !self.is_gzip {
-            within(page.len())?;
+            check_size(page.len(), limit)?;
             return Ok(page.clone());
         }
-        let too_short = || ParquetError::EOF("a page shorter than its levels".into());
-        let mut all = page.get(..plain).ok_or_else(too_short)?.to_vec();
-        let decoder = MultiGzDecoder::new(page.get(plain..).ok_or_else(too_short)?);
-        decoder.take((limit as u64).saturating_add(1)).read_to_end(&mut all)?;
-        within(all.len())?;
-        Ok(all.into())
+        let (Some(uncompressed), Some(compressed)) =
+            (page.get(..uncompressed_bytes), page.get(uncompressed_bytes..))
+        else {
+            return Err(ParquetError::EOF("a page is shorter than its levels".into()));
+        };
+        let mut output = uncompressed.to_vec();
+        // One byte more than the limit shows that the limit is exceeded.
+        MultiGzDecoder::new(compressed)
+            .take((limit as u64).saturating_add(1))
+            .read_to_end(&mut output)?;
+        check_size(output.len(), limit)?;
+        Ok(output.into())
     }
+}
+
+fn check_size(bytes: usize, limit: usize) -> Result<()> {
+    if bytes > limit {
+        return invalid(format!("a page of more than {limit} bytes"));
+    }
+    Ok(())
 }
 
 impl PageReader for Pages {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
         let Some(mut page) = self.inner.get_next_page()? else { return Ok(None) };
         match &mut page {
-            Page::DataPage { buf, .. } => *buf = self.inflate(buf, 0, MAX_PAGE_BYTES)?,
+            Page::DataPage { buf, .. } => *buf = self.decompress(buf, 0, MAX_PAGE_BYTES)?,
             Page::DataPageV2 { is_compressed: false, .. } => {}
             Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, .. } => {
                 let levels =
                     (*def_levels_byte_len as usize).saturating_add(*rep_levels_byte_len as usize);
-                // Without values there are no compressed bytes.
+                // A page without values has no compressed bytes.
                 if buf.len() > levels {
-                    *buf = self.inflate(buf, levels, MAX_PAGE_BYTES)?;
+                    *buf = self.decompress(buf, levels, MAX_PAGE_BYTES)?;
                 }
             }
             Page::DictionaryPage { buf, num_values, .. } => {
-                *buf = self.inflate(buf, 0, MAX_DICTIONARY_BYTES)?;
+                *buf = self.decompress(buf, 0, MAX_DICTIONARY_BYTES)?;
                 if *num_values as usize > buf.len() / 4 {
                     let bytes = buf.len();
-                    return wrong(format!("a dictionary of {num_values} values in {bytes} bytes"));
+                    return invalid(format!(
+                        "a dictionary claims {num_values} values in {bytes} bytes"
+                    ));
                 }
             }
         }
@@ -253,12 +270,13 @@ impl Iterator for Pages {
     }
 }
 
-/// Treats a panic of the parser as a file that it cannot read.
-fn caught<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
-    // After a panic nothing that it touched is used again, because the column is abandoned.
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| wrong("the parser panicked".into()))
+/// Converts a panic of the parser to an error.
+fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+    // Unwind safety: after an error the column is abandoned, so nothing that it touched is used
+    // again.
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| invalid("the parser panicked".into()))
 }
 
-fn wrong<T>(reason: String) -> Result<T> {
+fn invalid<T>(reason: String) -> Result<T> {
     Err(ParquetError::General(reason))
 }

@@ -1,18 +1,25 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::future_not_send, clippy::panic, clippy::unwrap_used))]
 
-mod columns;
+// The modules in reading order. First the recorder: it collects a group and writes it as a segment.
 mod config;
-mod error;
-mod file;
-mod footer;
-mod group;
-mod metrics;
-mod pages;
 mod recorder;
+
+mod columns;
+mod group;
+mod pages;
+mod segment;
+
+// Then the replay: it reads a recording from bounded pieces of a file.
 mod recording;
 mod replay;
-mod segment;
+
+mod file;
+mod footer;
+
+// What both share.
+mod error;
+mod metrics;
 
 pub use config::{
     DEFAULT_GROUP_AGE, MAX_GROUP_BYTES, MAX_GROUP_ROWS, POLL_INTERVAL, RecorderConfig,

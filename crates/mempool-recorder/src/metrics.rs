@@ -1,4 +1,4 @@
-//! The counts, for the process itself and for the exporter.
+//! The metrics of recorder and replay, also as plain counts for the process itself.
 
 use load_control::metric_set;
 use txpool_fetcher::Delivery;
@@ -50,10 +50,11 @@ pub struct RecorderStats {
     pub bytes: u64,
     /// Complete segments: `mempool_recorder_segments_total`.
     pub segments: u64,
-    /// Transactions left out because no node had announced them: `mempool_recorder_skipped_total`.
+    /// Transactions that were left out because no node had announced them:
+    /// `mempool_recorder_skipped_total`.
     pub skipped: u64,
-    /// Events that left the pool's log before the recorder read them, additions, removals and heads
-    /// alike: `mempool_recorder_lost_total{reason="lagged"}`.
+    /// Events of any kind that left the pool's log before the recorder read them:
+    /// `mempool_recorder_lost_total{reason="lagged"}`.
     pub lost_events: u64,
     /// Rows of segments that could not be written: `mempool_recorder_lost_total{reason="io"}`.
     pub lost_rows: u64,
@@ -78,17 +79,17 @@ impl RecorderCounters {
 pub struct ReplayCounts {
     /// Transactions that the sink accepted: `mempool_recorder_replayed_total{outcome="pooled"}`.
     pub pooled: u64,
-    /// Transactions that the sink had before.
+    /// Transactions that the sink knew already.
     pub known: u64,
-    /// Transactions that a block of the sink's chain contains, or whose nonce was used.
+    /// Transactions that are in a block of the sink's chain, or whose nonce is used.
     pub mined: u64,
     /// Transactions that the sink refused.
     pub refused: u64,
     /// Transactions that the sink had no room for.
     pub postponed: u64,
-    /// Blob transactions that the configuration leaves out: `mempool_recorder_left_out_total`.
+    /// Blob transactions that were left out as configured: `mempool_recorder_left_out_total`.
     pub left_out: u64,
-    /// Jumps of the recorded clock that were cut to [`MAX_GAP`](crate::MAX_GAP), or take no time:
+    /// Jumps of the recorded clock that were cut to [`MAX_GAP`](crate::MAX_GAP) or ignored:
     /// `mempool_recorder_cut_gaps_total`.
     pub cut_gaps: u64,
     /// Rows that yielded no transaction, by the reasons of [`BadRow::REASONS`]:
@@ -97,7 +98,7 @@ pub struct ReplayCounts {
 }
 
 impl ReplayCounts {
-    /// All rows that yielded no transaction.
+    /// Returns the number of all rows that yielded no transaction.
     #[must_use]
     pub fn bad_rows(&self) -> u64 {
         self.bad.iter().sum()
@@ -105,20 +106,20 @@ impl ReplayCounts {
 }
 
 impl ReplayCounters {
-    pub(crate) fn delivered(&self, delivery: &Delivery) {
+    pub(crate) fn count_delivery(&self, delivery: &Delivery) {
         let outcome = match delivery {
             Delivery::Pooled => 0,
             Delivery::Known => 1,
             Delivery::Mined => 2,
             Delivery::Refused(_) => 3,
             Delivery::Postponed(_) => 4,
-            // Not counted: the replay ends, after a closed sink or an unknown delivery.
+            // The sink is closed and the replay ends, or the delivery is of an unknown kind.
             _ => return,
         };
         self.delivered[outcome].add(1);
     }
 
-    pub(crate) fn bad(&self, row: &BadRow) {
+    pub(crate) fn count_bad_row(&self, row: &BadRow) {
         let rows = match row {
             BadRow::Unreadable { rows, .. } => (*rows).max(1),
             _ => 1,

@@ -1,5 +1,5 @@
-//! Compresses the pages of a column in short steps, between which the caller can offer the core to those that wait: see
-//! [`crate::recorder`].
+//! Compresses the pages of a column in short steps. Between the steps the caller can yield the core
+//! to waiting threads; [`crate::recorder`] says why.
 
 use std::io::{self, Write};
 
@@ -10,16 +10,16 @@ use parquet::{
     file::writer::{SerializedPageWriter, TrackedWrite},
 };
 
-/// The lowest of nine levels: most of the data is random, and a higher level would gain nothing.
+/// The lowest of nine levels. Most of the data is random, so a higher level would gain nothing.
 const LEVEL: Compression = Compression::new(1);
 
 /// How many bytes are compressed or encoded between two pauses: about 0.1 ms.
 pub(crate) const STEP_BYTES: usize = 8 << 10;
 
-/// Called between two steps.
+/// A function that is called between two steps.
 pub(crate) type Pause<'a> = &'a (dyn Fn() + Sync);
 
-/// Takes pages that are not compressed, and writes them compressed.
+/// Accepts uncompressed pages and writes them compressed.
 pub(crate) struct GzipPages<'a, W: Write> {
     inner: SerializedPageWriter<'a, W>,
     pause: Pause<'a>,
@@ -33,13 +33,14 @@ impl<'a, W: Write> GzipPages<'a, W> {
 
 impl<W: Write + Send> PageWriter for GzipPages<'_, W> {
     fn write_page(&mut self, page: CompressedPage) -> Result<PageWriteSpec> {
-        let bytes = page.uncompressed_size();
+        let uncompressed_bytes = page.uncompressed_size();
         let mut page = page.compressed_page().clone();
-        // The writer's version is 1, whose pages are compressed with their levels.
+        // Pages of format version 1, which the writer uses, are compressed together with their
+        // levels.
         if let Page::DataPage { buf, .. } | Page::DictionaryPage { buf, .. } = &mut page {
             *buf = gzip(buf, self.pause)?.into();
         }
-        self.inner.write_page(CompressedPage::new(page, bytes))
+        self.inner.write_page(CompressedPage::new(page, uncompressed_bytes))
     }
 
     fn close(&mut self) -> Result<()> {
@@ -56,13 +57,13 @@ fn gzip(page: &[u8], pause: Pause<'_>) -> io::Result<Vec<u8>> {
     out.finish()
 }
 
-/// Pauses after every write.
-pub(crate) struct Pausing<'a, W> {
+/// A writer that pauses after every write.
+pub(crate) struct PausingWriter<'a, W> {
     pub(crate) inner: W,
     pub(crate) pause: Pause<'a>,
 }
 
-impl<W: Write> Write for Pausing<'_, W> {
+impl<W: Write> Write for PausingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes)?;
         (self.pause)();

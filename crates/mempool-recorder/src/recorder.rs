@@ -1,20 +1,22 @@
-//! The thread that follows the pool and writes segments.
+//! The recorder: follows the pool on a thread of its own and writes segments.
 //!
-//! # Why it is so
+//! # Why recorder and replay are built this way
 //!
 //! - **A segment is one row group and one file.** One long file would need a repair after a crash,
 //!   for which no other tool exists, and an ever-growing list of its row groups in memory.
-//! - **Orders are collected by reference.** Encoding and compression happen when a group is full, column by
-//!   column, on a thread of low priority. The Parquet library compresses a page in one go, a megabyte in 15 ms, and
-//!   Linux lets a running thread finish its slice even if one of a higher priority wakes on its core. So our own
-//!   code compresses pages, 8 KiB at a time, and offers the core after each step, unless the recorder is behind.
-//! - **A group does not wait for the blocks that take its transactions**: that would keep rows
-//!   where a crash loses them.
-//! - **A file is outside input.** The footer is walked through before the Parquet library parses it
-//!   ([`crate::footer`]). The library's gzip codec inflates without a bound, so our own code decompresses pages, up to
-//!   a limit. A panic of the library is caught.
-//! - **A replay delivers to a sink and is not a source of the fetcher.** The fetcher requests 64 transactions at
-//!   once, and they arrive in any order; a replay must have one order, so that the same pool results each time.
+//! - **Orders are collected by reference.** They are encoded and compressed when a group is full,
+//!   column by column, on a thread of low priority. The Parquet library compresses a page in one
+//!   go, a megabyte in 15 ms, and Linux lets a running thread finish its slice even if a thread of
+//!   higher priority wakes on its core. So our own code compresses pages, 8 KiB at a time, and
+//!   yields the core after each step, unless the recorder is behind.
+//! - **A group does not wait for the blocks that include its transactions.** It would keep rows in
+//!   memory, where a crash loses them.
+//! - **A file is outside input.** The footer is checked before the Parquet library parses it
+//!   ([`crate::footer`]). The library's gzip codec decompresses without a bound, so our own code
+//!   decompresses pages, up to a limit. A panic of the library is caught.
+//! - **A replay delivers to a sink and is not a source of the fetcher.** The fetcher requests 64
+//!   transactions at once, and they arrive in any order. A replay must have one order, so that each
+//!   run results in the same pool.
 
 use std::{
     sync::{
@@ -38,10 +40,10 @@ use crate::{
 };
 
 /// Records every transaction that the pool accepts: first those already in it, then every new one.
-/// When dropped, it writes what it has and ends, and nothing waits for that.
+/// When it is dropped, it writes what it has and ends, and the drop does not wait for that.
 ///
-/// The pool does not wait for it: events that leave the pool's log before they are read are lost
-/// and counted ([`RecorderStats::lost_events`]).
+/// The pool does not wait for the recorder: events that leave the pool's log before they are read
+/// are lost and counted ([`RecorderStats::lost_events`]).
 #[derive(Debug)]
 pub struct Recorder {
     stop: SyncSender<()>,
@@ -49,13 +51,13 @@ pub struct Recorder {
     counters: Arc<RecorderCounters>,
 }
 
-/// The end of a [`Recorder`].
+/// How a [`Recorder`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecorderEnd {
-    /// The final counts; without the last group if that was not written in time.
+    /// The final counts. They lack the last group if it was not written before the deadline.
     pub stats: RecorderStats,
-    /// Whether the last group was written, and its thread ended, before the deadline.
+    /// Whether the last group was written and the thread ended before the deadline.
     pub ended: bool,
 }
 
@@ -69,9 +71,10 @@ impl Recorder {
         Self::start_with(pool, config, |_| Vec::new())
     }
 
-    /// As [`Self::start`], with a function that names the nodes that have announced a transaction, for
-    /// the column `sources`: for instance the host's names for what `FetcherHandle::announcers` returns.
-    /// It is called for each transaction when its group is written, on the recorder's thread.
+    /// Starts recording, with a function that names the nodes that have announced a transaction,
+    /// for the column `sources`: for instance the host's names for the sources that
+    /// `FetcherHandle::announcers` returns. It is called for each transaction when its group is
+    /// written, on the recorder's thread.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -84,53 +87,56 @@ impl Recorder {
         let counters = Arc::new(RecorderCounters::new());
         let mut follower = Follower::new(pool.subscribe_all(), config, Arc::clone(&counters))?;
         follower.announcers = Box::new(announcers);
-        let (stop, stopped) = mpsc::sync_channel(1);
-        let (end, ended) = mpsc::sync_channel(1);
+        let (stop, stop_receiver) = mpsc::sync_channel(1);
+        let (ended_sender, ended) = mpsc::sync_channel(1);
         let run = move || {
             lower_priority();
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
-                follower.follow(Instant::now());
+            while let Err(RecvTimeoutError::Timeout) = stop_receiver.recv_timeout(POLL_INTERVAL) {
+                follower.read_events(Instant::now());
             }
-            follower.follow(Instant::now());
-            follower.write();
+            follower.read_events(Instant::now());
+            follower.write_group();
             drop(follower);
-            // If the handle was dropped, nothing waits for the end.
-            let _ = end.send(());
+            // If the recorder was dropped, nobody waits for the end.
+            let _ = ended_sender.send(());
         };
-        let thread = thread::Builder::new().name("mempool-recorder".into());
-        thread.spawn(run).map_err(RecorderError::Thread)?;
+        thread::Builder::new()
+            .name("mempool-recorder".into())
+            .spawn(run)
+            .map_err(RecorderError::Thread)?;
         Ok(Self { stop, ended, counters })
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn stats(&self) -> RecorderStats {
         self.counters.stats()
     }
 
     /// Records everything that the pool has accepted until now, writes the last group, and waits
-    /// for that for at most `deadline`.
+    /// for it, for at most `deadline`.
     pub fn shutdown(self, deadline: Duration) -> RecorderEnd {
-        // Full only if the stop was sent before, and closed only if the thread has panicked: then
-        // there is nothing to wait for.
+        // An error needs no handling. The channel is full if a stop was sent before, and closed if
+        // the thread has panicked, when there is nothing to wait for.
         let _ = self.stop.try_send(());
         let ended = self.ended.recv_timeout(deadline).is_ok();
         RecorderEnd { stats: self.counters.stats(), ended }
     }
 }
 
-/// About a tenth of the share of a thread of niceness 0. With the lowest priority, a seventieth, a full machine left the
-/// recorder too little to keep up with 2,000 transactions/s.
+/// It gives the recorder about a tenth of the share of a thread with niceness 0. With the lowest
+/// priority, a seventieth, the recorder could not keep up with 2,000 transactions/s on a busy
+/// machine.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
 
-/// Lets every thread that handles transactions go first.
+/// Lowers the priority of this thread, so that threads which handle transactions go first.
 fn lower_priority() {
     #[cfg(target_os = "linux")]
     {
-        // On Linux each thread has its own.
-        let me = Some(rustix::thread::gettid());
-        if let Err(error) = rustix::process::setpriority_process(me, NICENESS) {
+        // On Linux each thread has a priority of its own.
+        let thread = Some(rustix::thread::gettid());
+        if let Err(error) = rustix::process::setpriority_process(thread, NICENESS) {
             tracing::debug!(%error, "the recorder's thread keeps the priority of the process");
         }
     }
@@ -158,51 +164,59 @@ impl Follower {
         let segments = Segments::create(folder.clone(), SystemTime::now())
             .map_err(|source| RecorderError::Folder { path: folder, source })?;
         let limits = Limits { rows: MAX_GROUP_ROWS, bytes: MAX_GROUP_BYTES, age: group_age };
-        let group = Group::default();
-        let announcers = Box::new(|_: &B256| Vec::new());
-        Ok(Self { subscription, blobs, external, announcers, limits, group, segments, counters })
+        Ok(Self {
+            subscription,
+            blobs,
+            external,
+            announcers: Box::new(|_: &B256| Vec::new()),
+            limits,
+            group: Group::default(),
+            segments,
+            counters,
+        })
     }
 
-    /// Reads all new events, and writes the group if it is due.
+    /// Reads all new events, and writes the group whenever it is due.
     ///
-    /// One event at a time: a batch of events may hold any number of bytes.
-    fn follow(&mut self, now: Instant) {
+    /// It reads one event at a time, because a batch of events may hold any number of bytes.
+    fn read_events(&mut self, now: Instant) {
         while let Some(event) = self.subscription.try_next() {
             match event {
-                Ok(event) => self.group.take(&event, now),
-                // The next read continues with the rest of the replay, if that is not finished, and the oldest
-                // event in the log.
+                Ok(event) => self.group.on_event(&event, now),
+                // The next read continues with the rest of the replay, if there is any, and then
+                // with the oldest event in the log.
                 Err(Lagged { missed, .. }) => {
-                    tracing::warn!(missed, "the recorder was too slow for the pool's log");
+                    tracing::warn!(missed, "events left the pool's log before they were recorded");
                     self.counters.lost[LAGGED].add(missed);
                     self.group.forget_mined();
                 }
             }
             if self.group.is_due(&self.limits, now) {
-                self.write();
+                self.write_group();
             }
         }
         if self.group.is_due(&self.limits, now) {
-            self.write();
+            self.write_group();
         }
     }
 
-    fn write(&mut self) {
+    fn write_group(&mut self) {
         let start = Instant::now();
         let pause = || {
             if may_pause(&self.subscription, start.elapsed()) {
-                // Lets the threads that wait for this core go first.
+                // Threads that wait for this core go first.
                 thread::yield_now();
             }
         };
-        let all = self.group.rows().count() as u64;
-        let rows = self.group.rows().filter(|(tx, _)| self.external || tx.is_public());
-        let rows: Vec<_> = rows.collect();
+        let total = self.group.rows().count() as u64;
+        let rows: Vec<_> =
+            self.group.rows().filter(|row| self.external || row.tx.is_public()).collect();
         let count = rows.len() as u64;
-        self.counters.skipped.add(all - count);
+        self.counters.skipped.add(total - count);
         if count > 0 {
-            let how = Encoding { blobs: self.blobs, announcers: &*self.announcers, pause: &pause };
-            match self.segments.write(&rows, how) {
+            let encoding =
+                Encoding { blobs: self.blobs, announcers: &*self.announcers, pause: &pause };
+            match self.segments.write(&rows, encoding) {
                 Ok(bytes) => {
                     self.counters.rows.add(count);
                     self.counters.bytes.add(bytes);
@@ -213,7 +227,7 @@ impl Follower {
                         %error,
                         folder = %self.segments.folder().display(),
                         rows = count,
-                        "cannot write a segment, whose rows are lost: make room on the disk"
+                        "a segment cannot be written and its rows are lost: make room on the disk"
                     );
                     self.counters.lost[IO].add(count);
                 }
@@ -224,18 +238,18 @@ impl Follower {
     }
 }
 
-/// How many unread events end the pauses: four seconds of 2,000 transactions/s that come and go, a
-/// sixteenth of what the pool's log holds by default.
-const MAX_BEHIND: u64 = 16_384;
+/// With this many unread events the recorder does not pause: four seconds of 2,000 transactions/s
+/// that come and go, a sixteenth of what the pool's log holds by default.
+const MAX_BEHIND_EVENTS: u64 = 16_384;
 
-/// How long a group is written with pauses: three times as long as one of 16 MiB takes.
+/// How long a group is written with pauses: three times as long as a group of 16 MiB takes.
 const MAX_PAUSING: Duration = Duration::from_secs(1);
 
-/// Whether others go first while a group is written. On a machine without idle time a pause costs a
-/// whole slice of each thread that waits, and with all pauses the recorder would lose its place in
-/// the log. So it insists on its share once it is behind.
-fn may_pause(subscription: &Subscription, writing: Duration) -> bool {
-    subscription.behind() < MAX_BEHIND && writing < MAX_PAUSING
+/// Whether the recorder pauses while it writes a group, so that other threads go first. On a
+/// machine without idle time a pause costs a whole slice of each waiting thread, and the recorder
+/// could fall out of the pool's log. So it stops pausing once it is behind.
+fn may_pause(subscription: &Subscription, writing_for: Duration) -> bool {
+    subscription.behind() < MAX_BEHIND_EVENTS && writing_for < MAX_PAUSING
 }
 
 #[cfg(test)]

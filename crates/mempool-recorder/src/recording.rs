@@ -1,6 +1,6 @@
-//! Reads a recording row by row.
+//! Reads a recording row by row, from one file or from a folder of segments.
 
-// Bytes from outside are read here: none of them may cause a panic.
+// This module reads bytes from outside, which must not cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
@@ -29,20 +29,20 @@ use txpool_fetcher::{Malformed, RawTransaction, read_raw};
 use crate::{
     columns::{FROM, HASH, RAW_TX, TIMESTAMP},
     error::{BadRow, ReplayError},
-    file::{Column, Input, is_read},
+    file::{Column, Input, is_supported},
     segment::EXTENSION,
 };
 
 /// The configuration of a [`Recording`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordingConfig {
-    /// Whether blob transactions are read. Default true; without them they are skipped and counted
+    /// Whether blob transactions are read. Default true. If false, they are skipped and counted
     /// ([`Recording::left_out`]).
     pub blobs: bool,
     /// Whether the column `from` is trusted, which saves the recovery of the sender, some 30 us for
     /// each transaction. Default false: a file with wrong senders would make a builder execute
-    /// transactions that their senders have not signed. The hash is compared with the bytes in
-    /// either case.
+    /// transactions that their senders have not signed. The hash is compared with the bytes in both
+    /// cases.
     pub trust_senders: bool,
 }
 
@@ -58,25 +58,26 @@ impl Default for RecordingConfig {
 pub struct Recorded {
     /// The transaction with its sender.
     pub tx: Recovered<PooledTransaction>,
-    /// Its encoded form, as it was recorded.
+    /// Its encoding, as it was recorded.
     pub raw: Bytes,
-    /// When it was first seen, in whole milliseconds.
+    /// When it was first seen, with a precision of milliseconds.
     pub seen_at: SystemTime,
 }
 
-/// Reads the files of a [`Recorder`](crate::Recorder), or a file of mempool-dumpster's archive: an
-/// iterator over its rows in their order, without pacing. [`Replay`](crate::Replay) paces them.
+/// An iterator over the rows of a [`Recorder`](crate::Recorder)'s files, or of a file of
+/// mempool-dumpster's archive, in their order. It does not pace them; [`Replay`](crate::Replay)
+/// does.
 ///
 /// Columns are found by their names. `timestamp`, `hash` and `rawTx` are required, `from` only if
-/// it is trusted; pages may be compressed with gzip or not at all. One page of each of these
+/// it is trusted. Pages may be compressed with gzip or not at all. One page of each of these
 /// columns is in memory, of at most [`MAX_PAGE_BYTES`](crate::MAX_PAGE_BYTES).
 pub struct Recording {
     config: RecordingConfig,
-    /// Segments that are still to be read.
+    /// The segments that are still to be read.
     files: VecDeque<PathBuf>,
-    /// Files before the one that is open that cannot be read.
-    skipped: VecDeque<BadRow>,
-    file: Option<OpenFile>,
+    /// The files before the open one that cannot be read.
+    unreadable: VecDeque<BadRow>,
+    open_file: Option<OpenFile>,
     left_out: u64,
 }
 
@@ -88,37 +89,37 @@ impl fmt::Debug for Recording {
 
 impl Recording {
     /// Opens a Parquet file, or a folder of segments, which are read in the order of their names.
-    /// Unfinished files of a killed recorder are ignored. A file of a folder that cannot be read is a row with
-    /// [`BadRow::Unreadable`], which names it; the others are read.
+    /// Unfinished files of a killed recorder are ignored. A file of a folder that cannot be read
+    /// gives a row with [`BadRow::Unreadable`], which names it, and the others are read.
     ///
     /// # Errors
-    /// The file, or every one of the folder, is not a Parquet file or lacks a column. The error is that of the first.
+    /// The file, or every file of the folder, is not a Parquet file or lacks a column. The error is
+    /// that of the first file.
     pub fn open(path: impl AsRef<Path>, config: RecordingConfig) -> Result<Self, ReplayError> {
         let path = path.as_ref();
-        let failed = |source| ReplayError::Open { path: path.to_owned(), source };
+        let open_error = |source| ReplayError::Open { path: path.to_owned(), source };
         let mut files = VecDeque::from([path.to_owned()]);
-        if fs::metadata(path).map_err(failed)?.is_dir() {
-            let entries = fs::read_dir(path).map_err(failed)?.map(|entry| Ok(entry?.path()));
-            files = entries.collect::<io::Result<_>>().map_err(failed)?;
-            files.retain(|file| file.extension().is_some_and(|extension| extension == EXTENSION));
-            files.make_contiguous().sort();
+        if fs::metadata(path).map_err(open_error)?.is_dir() {
+            files = list_segments(path).map_err(open_error)?;
         }
-        let (mut skipped, mut failed) = (VecDeque::new(), None);
+        let mut unreadable = VecDeque::new();
+        let mut first_error = None;
         while let Some(file) = files.pop_front() {
             match OpenFile::open(file.clone(), config) {
-                Ok(open) => {
-                    return Ok(Self { config, files, skipped, file: Some(open), left_out: 0 });
+                Ok(open_file) => {
+                    let open_file = Some(open_file);
+                    return Ok(Self { config, files, unreadable, open_file, left_out: 0 });
                 }
                 Err(error) => {
-                    skipped.push_back(unreadable(&file, 0, &error));
-                    failed.get_or_insert(error);
+                    unreadable.push_back(unreadable_rows(&file, 0, &error));
+                    first_error.get_or_insert(error);
                 }
             }
         }
-        Err(failed.unwrap_or_else(|| ReplayError::NoSegment { path: path.to_owned() }))
+        Err(first_error.unwrap_or_else(|| ReplayError::NoSegment { path: path.to_owned() }))
     }
 
-    /// Blob transactions that were skipped so far, as configured.
+    /// Returns how many blob transactions were skipped so far, as configured.
     #[must_use]
     pub const fn left_out(&self) -> u64 {
         self.left_out
@@ -129,21 +130,21 @@ impl Iterator for Recording {
     type Item = Result<Recorded, BadRow>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if let Some(skipped) = self.skipped.pop_front() {
-            return Some(Err(skipped));
+        if let Some(bad) = self.unreadable.pop_front() {
+            return Some(Err(bad));
         }
         loop {
-            match self.file.as_mut().and_then(OpenFile::next) {
+            match self.open_file.as_mut().and_then(OpenFile::next) {
                 Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => {
                     self.left_out = self.left_out.saturating_add(1);
                 }
                 Some(row) => return Some(row.and_then(Row::decode)),
                 None => {
-                    self.file = None;
+                    self.open_file = None;
                     let path = self.files.pop_front()?;
                     match OpenFile::open(path.clone(), self.config) {
-                        Ok(file) => self.file = Some(file),
-                        Err(error) => return Some(Err(unreadable(&path, 0, &error))),
+                        Ok(open_file) => self.open_file = Some(open_file),
+                        Err(error) => return Some(Err(unreadable_rows(&path, 0, &error))),
                     }
                 }
             }
@@ -151,18 +152,31 @@ impl Iterator for Recording {
     }
 }
 
-fn unreadable(path: &Path, rows: u64, error: &dyn fmt::Display) -> BadRow {
+/// Returns the segments of a folder, in the order of their names.
+fn list_segments(folder: &Path) -> io::Result<VecDeque<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == EXTENSION) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files.into())
+}
+
+fn unreadable_rows(path: &Path, rows: u64, error: &dyn fmt::Display) -> BadRow {
     BadRow::Unreadable { path: path.to_owned(), rows, reason: error.to_string() }
 }
 
-/// Makes a duration of a number in the unit of a timestamp.
-type Unit = fn(u64) -> Duration;
+/// Converts a number in the unit of a timestamp column to a duration.
+type TimestampUnit = fn(u64) -> Duration;
 
 struct OpenFile {
     path: PathBuf,
     input: Arc<Input>,
     columns: Columns,
-    /// Those that are still to be read.
+    /// The row groups that are still to be read.
     groups: vec::IntoIter<RowGroupMetaData>,
     group: Option<Group>,
 }
@@ -171,23 +185,25 @@ struct OpenFile {
 #[derive(Clone, Copy)]
 struct Columns {
     timestamp: usize,
-    unit: Unit,
+    unit: TimestampUnit,
     hash: usize,
     raw: usize,
-    from: Option<usize>,
+    /// The column `from`, if it is trusted.
+    sender: Option<usize>,
 }
 
+/// The row group that is being read.
 struct Group {
-    /// The remaining rows according to the file.
-    rest: u64,
-    unit: Unit,
+    /// The number of rows that are still to be read, according to the file.
+    remaining_rows: u64,
+    unit: TimestampUnit,
     timestamp: Column<Int64Type>,
     hash: Column<ByteArrayType>,
     raw: Column<ByteArrayType>,
-    from: Option<Column<ByteArrayType>>,
+    sender: Option<Column<ByteArrayType>>,
 }
 
-/// A row as in the file.
+/// A row as it is in the file.
 struct Row {
     seen_at: SystemTime,
     hash: B256,
@@ -199,11 +215,12 @@ impl OpenFile {
     fn open(path: PathBuf, config: RecordingConfig) -> Result<Self, ReplayError> {
         let (input, metadata) = Input::open(&path)?;
         let columns = Columns::find(&path, metadata.file_metadata().schema_descr(), config)?;
-        let used = [Some(columns.timestamp), Some(columns.hash), Some(columns.raw), columns.from];
+        let used = [Some(columns.timestamp), Some(columns.hash), Some(columns.raw), columns.sender];
         for group in metadata.row_groups() {
             for column in used.iter().flatten().filter_map(|index| group.columns().get(*index)) {
-                if !is_read(column.compression()) {
+                if !is_supported(column.compression()) {
                     let codec = column.compression().to_string();
+                    // The codec may be followed by its level, in parentheses.
                     let codec = codec.split('(').next().unwrap_or_default();
                     let column = column.column_path().string();
                     let reason =
@@ -218,16 +235,17 @@ impl OpenFile {
 
     fn next(&mut self) -> Option<Result<Row, BadRow>> {
         loop {
-            if let Some(group) = self.group.as_mut().filter(|group| group.rest > 0) {
-                return Some(group.next().unwrap_or_else(|error| {
-                    Err(unreadable(&self.path, mem::take(&mut group.rest), &error))
+            if let Some(group) = self.group.as_mut().filter(|group| group.remaining_rows > 0) {
+                return Some(group.next_row().unwrap_or_else(|error| {
+                    let lost_rows = mem::take(&mut group.remaining_rows);
+                    Err(unreadable_rows(&self.path, lost_rows, &error))
                 }));
             }
             let metadata = self.groups.next()?;
             let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
             match Group::open(&self.input, &metadata, self.columns, rows) {
                 Ok(group) => self.group = Some(group),
-                Err(error) => return Some(Err(unreadable(&self.path, rows, &error))),
+                Err(error) => return Some(Err(unreadable_rows(&self.path, rows, &error))),
             }
         }
     }
@@ -239,26 +257,10 @@ impl Columns {
         schema: &SchemaDescriptor,
         config: RecordingConfig,
     ) -> Result<Self, ReplayError> {
-        let find = |column: &str, expected: Type| {
-            let wrong = |reason| {
-                let (path, column) = (path.to_owned(), column.to_owned());
-                ReplayError::Column { path, column, reason }
-            };
-            let mut all = schema.columns().iter();
-            let index = all.position(|found| found.path().string() == column);
-            let index = index.ok_or_else(|| wrong("is missing".into()))?;
-            let found = schema.column(index);
-            let is_plain = found.max_rep_level() == 0 && found.max_def_level() <= 1;
-            if found.physical_type() == expected && is_plain {
-                return Ok(index);
-            }
-            let (physical, converted) = (found.physical_type(), found.converted_type());
-            Err(wrong(format!("is {physical} {converted}, expected {expected}")))
-        };
-        let bytes = |column| find(column, Type::BYTE_ARRAY);
+        let find = |column, expected| find_column(path, schema, column, expected);
         let timestamp = find(TIMESTAMP, Type::INT64)?;
         let column = schema.column(timestamp);
-        let unit: Unit = match (column.logical_type_ref(), column.converted_type()) {
+        let unit: TimestampUnit = match (column.logical_type_ref(), column.converted_type()) {
             (Some(LogicalType::Timestamp(timestamp)), _) => match timestamp.unit {
                 TimeUnit::MILLIS => Duration::from_millis,
                 TimeUnit::MICROS => Duration::from_micros,
@@ -267,14 +269,34 @@ impl Columns {
             (_, ConvertedType::TIMESTAMP_MICROS) => Duration::from_micros,
             _ => Duration::from_millis,
         };
-        Ok(Self {
-            timestamp,
-            unit,
-            hash: bytes(HASH)?,
-            raw: bytes(RAW_TX)?,
-            from: config.trust_senders.then(|| bytes(FROM)).transpose()?,
-        })
+        let hash = find(HASH, Type::BYTE_ARRAY)?;
+        let raw = find(RAW_TX, Type::BYTE_ARRAY)?;
+        let sender = if config.trust_senders { Some(find(FROM, Type::BYTE_ARRAY)?) } else { None };
+        Ok(Self { timestamp, unit, hash, raw, sender })
     }
+}
+
+/// Returns the index of a column, if it has the expected type and is no list.
+fn find_column(
+    path: &Path,
+    schema: &SchemaDescriptor,
+    column: &str,
+    expected: Type,
+) -> Result<usize, ReplayError> {
+    let error = |reason| {
+        Err(ReplayError::Column { path: path.to_owned(), column: column.to_owned(), reason })
+    };
+    let mut columns = schema.columns().iter();
+    let Some(index) = columns.position(|found| found.path().string() == column) else {
+        return error("is missing".into());
+    };
+    let found = schema.column(index);
+    let is_plain = found.max_rep_level() == 0 && found.max_def_level() <= 1;
+    if found.physical_type() != expected || !is_plain {
+        let (physical, converted) = (found.physical_type(), found.converted_type());
+        return error(format!("is {physical} {converted}, expected {expected}"));
+    }
+    Ok(index)
 }
 
 impl Group {
@@ -282,64 +304,76 @@ impl Group {
         input: &Arc<Input>,
         group: &RowGroupMetaData,
         columns: Columns,
-        rest: u64,
+        remaining_rows: u64,
     ) -> Result<Self, ParquetError> {
-        let bytes = |index| Column::open(input, group, index);
+        let open_column = |index| Column::open(input, group, index);
         Ok(Self {
-            rest,
+            remaining_rows,
             unit: columns.unit,
             timestamp: Column::open(input, group, columns.timestamp)?,
-            hash: bytes(columns.hash)?,
-            raw: bytes(columns.raw)?,
-            from: columns.from.map(bytes).transpose()?,
+            hash: open_column(columns.hash)?,
+            raw: open_column(columns.raw)?,
+            sender: columns.sender.map(open_column).transpose()?,
         })
     }
 
-    /// While there is a rest.
-    fn next(&mut self) -> Result<Result<Row, BadRow>, ParquetError> {
-        // Every column is read, whatever the others hold, so that they stay at the same row.
-        let timestamp = self.timestamp.next()?;
-        let hash = self.hash.next()?;
-        let raw = self.raw.next()?;
-        let from = self.from.as_mut().map(Column::next).transpose()?;
-        self.rest = self.rest.saturating_sub(1);
-        let row = || {
-            let null = |column| BadRow::Null { column };
-            let hash = hash.ok_or(null(HASH))?;
-            let sender = |from: Option<ByteArray>| {
-                let from = from.ok_or(null(FROM))?;
-                hex(&from).map(Address::new).ok_or(BadRow::Sender)
-            };
-            let sender = from.map(sender).transpose()?;
-            let value = timestamp.ok_or(null(TIMESTAMP))?;
-            let since = u64::try_from(value).ok().map(self.unit);
-            let seen_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-            Ok(Row {
-                sender,
-                seen_at: seen_at.ok_or(BadRow::Timestamp { value })?,
-                hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
-                raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
-            })
+    /// Reads the next row. There must be a remaining row.
+    fn next_row(&mut self) -> Result<Result<Row, BadRow>, ParquetError> {
+        // Every column is read, whatever the others hold, so that all stay at the same row.
+        let values = RowValues {
+            timestamp: self.timestamp.next_value()?,
+            hash: self.hash.next_value()?,
+            raw: self.raw.next_value()?,
+            sender: self.sender.as_mut().map(Column::next_value).transpose()?,
         };
-        Ok(row())
+        self.remaining_rows = self.remaining_rows.saturating_sub(1);
+        Ok(values.parse(self.unit))
     }
 }
 
-/// 0x and two digits for each byte.
-fn hex<const N: usize>(text: &ByteArray) -> Option<[u8; N]> {
+/// The values of a row. `None` is a null; `sender` is outer `None` if the column is not read.
+struct RowValues {
+    timestamp: Option<i64>,
+    hash: Option<ByteArray>,
+    raw: Option<ByteArray>,
+    sender: Option<Option<ByteArray>>,
+}
+
+impl RowValues {
+    fn parse(self, unit: TimestampUnit) -> Result<Row, BadRow> {
+        let hash = self.hash.ok_or(BadRow::Null { column: HASH })?;
+        let sender = match self.sender {
+            None => None,
+            Some(None) => return Err(BadRow::Null { column: FROM }),
+            Some(Some(text)) => Some(parse_hex(&text).map(Address::new).ok_or(BadRow::Sender)?),
+        };
+        let timestamp = self.timestamp.ok_or(BadRow::Null { column: TIMESTAMP })?;
+        let seen_at = u64::try_from(timestamp)
+            .ok()
+            .and_then(|value| SystemTime::UNIX_EPOCH.checked_add(unit(value)))
+            .ok_or(BadRow::Timestamp { value: timestamp })?;
+        let hash = B256::from(parse_hex(&hash).ok_or(BadRow::Hash)?);
+        let raw = self.raw.ok_or(BadRow::Null { column: RAW_TX })?;
+        Ok(Row { seen_at, hash, sender, raw: Bytes::copy_from_slice(raw.data()) })
+    }
+}
+
+/// Parses `0x` and two digits for each byte.
+fn parse_hex<const N: usize>(text: &ByteArray) -> Option<[u8; N]> {
     let digits = text.data().strip_prefix(b"0x")?;
     alloy_primitives::hex::decode_to_array(digits).ok()
 }
 
 impl Row {
-    /// The first byte is the type.
     fn carries_blobs(&self) -> bool {
+        // The first byte of an encoded transaction is its type.
         self.raw.first() == Some(&alloy_eips::eip2718::EIP4844_TX_TYPE_ID)
     }
 
     fn decode(self) -> Result<Recorded, BadRow> {
         let Self { seen_at, hash, sender, raw } = self;
-        // A transaction that cannot be trusted is read with recovery, which reports the error.
+        // A transaction that cannot be decoded or has another hash is read below, which reports the
+        // error.
         if let Some(sender) = sender
             && let Ok(tx) = PooledTransaction::decode_2718_exact(&raw)
             && *tx.tx_hash() == hash

@@ -1,6 +1,7 @@
-//! Replays a recording in place of a node.
+//! Replays a recording: delivers it to a sink at its recorded pace, in place of a node.
 //!
-//! The lock of `due` is held for a copy: by the replay's thread before and after each wait, and by [`Replay::next_row`].
+//! Lock: `due` is held only while its value is copied, by the replay's thread before and after each
+//! wait, and by [`Replay::next_row`].
 
 use std::{
     fmt,
@@ -29,12 +30,12 @@ use crate::{
 pub enum Speed {
     /// This many times as fast as it was recorded.
     Times(NonZeroU32),
-    /// As fast as the sink accepts it.
+    /// As fast as the sink accepts transactions.
     Max,
 }
 
 impl Speed {
-    /// As it was recorded.
+    /// The speed at which it was recorded.
     pub const RECORDED: Self = Self::Times(NonZeroU32::MIN);
 }
 
@@ -47,7 +48,7 @@ impl fmt::Display for Speed {
     }
 }
 
-/// The text is not a [`Speed`].
+/// A text is not a [`Speed`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("speed {found:?} is neither a whole number from 1 nor max")]
 pub struct SpeedError {
@@ -78,7 +79,7 @@ pub enum ReplayEndReason {
     SinkClosed,
 }
 
-/// The end of a [`Replay`].
+/// How a [`Replay`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReplayEnd {
@@ -86,36 +87,46 @@ pub struct ReplayEnd {
     pub reason: ReplayEndReason,
     /// The final counts.
     pub counts: ReplayCounts,
-    /// Whether its thread ended before the deadline: one that is stuck in the sink cannot be freed.
+    /// Whether its thread ended before the deadline. A thread that is stuck in the sink cannot be
+    /// ended.
     pub ended: bool,
 }
 
-/// The longest pause between two rows that a replay keeps, in recorded time: an hour, more than a restart of a recorder
-/// takes. A longer one is a clock that jumped, or a recorder that did not run; it is cut to this.
+/// The longest pause between two rows that a replay keeps, in recorded time: longer than a restart
+/// of a recorder takes. A longer pause means that the clock jumped or that no recorder ran; it is
+/// cut to this.
 pub const MAX_GAP: Duration = Duration::from_secs(3_600);
 
-/// How far the recorded time may go back: the rows of a recorder are in the order in which its pool accepted them, and some
-/// were seen a little before the row in front of them. A longer step is a clock that was set back, and takes no time.
+/// How far the recorded time may go back. The rows of a recorder have the order in which its pool
+/// accepted them, and some were seen a little earlier than the row before them. A longer step back
+/// means that the clock was set back; it takes no time.
 pub const MAX_STEP_BACK: Duration = Duration::from_secs(60);
 
 /// Delivers a recording to a sink, such as an `OrderPool`, from a thread of its own: one
-/// transaction after the other, in the order of the recording. When dropped, it ends after the
-/// transaction that it is delivering.
+/// transaction after the other, in the order of the recording. When it is dropped, it ends after
+/// the transaction that it is delivering.
 ///
-/// A pause between two rows is kept up to [`MAX_GAP`]; a longer one is cut, logged as a warning and counted
-/// ([`ReplayCounts::cut_gaps`]). [`Self::next_row`] tells how long a pause still takes.
+/// A pause between two rows is kept up to [`MAX_GAP`]. A longer one is cut, logged as a warning and
+/// counted ([`ReplayCounts::cut_gaps`]). [`Self::next_row`] returns how long a pause still takes.
 ///
-/// Times are those of the replay: a transaction's first-seen time is when it is delivered. Due
-/// transactions are delivered at once, so a sink that blocks delays the rest but loses nothing.
+/// A transaction's first-seen time is the time of its delivery in the replay. Due transactions are
+/// delivered at once, so a sink that blocks delays the rest but loses nothing.
 #[derive(Debug)]
 pub struct Replay {
     stop: SyncSender<()>,
-    /// Closed when it has ended.
+    /// The channel is closed when the replay has ended.
     ended: Receiver<()>,
-    end: Arc<OnceLock<(ReplayEndReason, Instant)>>,
-    start: Instant,
+    end: Arc<OnceLock<Ended>>,
+    started_at: Instant,
     counters: Arc<ReplayCounters>,
+    /// When the next row is due, while the replay waits for it.
     due: Arc<Mutex<Option<Instant>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    reason: ReplayEndReason,
+    ended_at: Instant,
 }
 
 impl Replay {
@@ -129,61 +140,72 @@ impl Replay {
         sink: impl TransactionSink,
     ) -> Result<Self, ReplayError> {
         let counters = Arc::new(ReplayCounters::new());
-        let (stop, stopped) = mpsc::sync_channel(1);
-        let (ending, ended) = mpsc::sync_channel(0);
-        let end = Arc::<OnceLock<_>>::default();
         let due = Arc::<Mutex<Option<Instant>>>::default();
-        let (counts, reported) = (Arc::clone(&counters), Arc::clone(&end));
-        let next = Arc::clone(&due);
-        let run = move || {
-            let reason = run(recording, speed, &sink, &stopped, &counts, &next);
-            drop(sink);
-            // Set only here.
-            let _ = reported.set((reason, Instant::now()));
-            drop(ending);
+        let end = Arc::<OnceLock<Ended>>::default();
+        let (stop, stop_receiver) = mpsc::sync_channel(1);
+        let (ended_sender, ended) = mpsc::sync_channel(0);
+        let task = ReplayTask {
+            recording,
+            pace: Pace::new(speed),
+            sink,
+            stop: stop_receiver,
+            counters: Arc::clone(&counters),
+            due: Arc::clone(&due),
         };
-        let thread = thread::Builder::new().name("mempool-replay".into());
-        thread.spawn(run).map_err(ReplayError::Thread)?;
-        Ok(Self { stop, ended, end, start: Instant::now(), counters, due })
+        let thread_end = Arc::clone(&end);
+        let run = move || {
+            let reason = task.run();
+            // It cannot be set already, because only this thread sets it.
+            let _ = thread_end.set(Ended { reason, ended_at: Instant::now() });
+            drop(ended_sender);
+        };
+        thread::Builder::new()
+            .name("mempool-replay".into())
+            .spawn(run)
+            .map_err(ReplayError::Thread)?;
+        Ok(Self { stop, ended, end, started_at: Instant::now(), counters, due })
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> ReplayCounts {
         self.counters.counts()
     }
 
-    /// Why it has ended; `None` while it runs.
+    /// Returns why it ended; `None` while it runs.
     #[must_use]
     pub fn end_reason(&self) -> Option<ReplayEndReason> {
-        self.end.get().map(|(reason, _)| *reason)
+        self.end.get().map(|end| end.reason)
     }
 
-    /// From its start to its end, or until now.
+    /// Returns the time from its start to its end, or to now.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
-        let end = self.end.get().map_or_else(Instant::now, |(_, at)| *at);
-        end.saturating_duration_since(self.start)
+        let until = self.end.get().map_or_else(Instant::now, |end| end.ended_at);
+        until.saturating_duration_since(self.started_at)
     }
 
-    /// How long it takes until the next row is due; `None` while rows are due or when it has ended.
+    /// Returns how long it takes until the next row is due; `None` while rows are due or after it
+    /// has ended.
     #[must_use]
     pub fn next_row(&self) -> Option<Duration> {
         let due = *self.due.lock();
         due?.checked_duration_since(Instant::now())
     }
 
-    /// Waits until it has ended by itself, for at most `timeout`. `None` after the time-out.
+    /// Waits until it has ended by itself, for at most `timeout`. Returns `None` after the timeout.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> Option<ReplayEndReason> {
-        // Nothing is ever sent.
+        // Nothing is ever sent: an error is the end or the timeout.
         let _ = self.ended.recv_timeout(timeout);
         self.end_reason()
     }
 
-    /// Ends it after the transaction that it is delivering, and waits for that for at most `deadline`.
+    /// Ends it after the transaction that it is delivering, and waits for that, for at most
+    /// `deadline`.
     pub fn shutdown(self, deadline: Duration) -> ReplayEnd {
-        // Full only if the stop was sent before, and closed only if the replay has ended.
+        // An error needs no handling. The channel is full if a stop was sent before, and closed if
+        // the replay has ended.
         let _ = self.stop.try_send(());
         let reason = self.wait(deadline);
         ReplayEnd {
@@ -194,81 +216,100 @@ impl Replay {
     }
 }
 
-fn run(
-    mut recording: Recording,
-    speed: Speed,
-    sink: &impl TransactionSink,
-    stop: &Receiver<()>,
-    counters: &ReplayCounters,
-    due: &Mutex<Option<Instant>>,
-) -> ReplayEndReason {
-    let mut pace = Pace::new(speed);
-    loop {
-        let row = recording.next();
-        counters.left_out.add(recording.left_out() - counters.left_out.get());
-        let recorded = match row {
-            None => return ReplayEndReason::Finished,
-            Some(Ok(recorded)) => recorded,
-            Some(Err(bad)) => {
-                if matches!(bad, BadRow::Unreadable { .. }) {
-                    tracing::warn!(%bad, "a part of the recording is skipped");
-                } else {
-                    tracing::debug!(%bad, "a row of the recording yields no transaction");
+/// What the thread of a replay owns.
+struct ReplayTask<S> {
+    recording: Recording,
+    pace: Pace,
+    sink: S,
+    stop: Receiver<()>,
+    counters: Arc<ReplayCounters>,
+    due: Arc<Mutex<Option<Instant>>>,
+}
+
+impl<S: TransactionSink> ReplayTask<S> {
+    fn run(mut self) -> ReplayEndReason {
+        loop {
+            let row = self.recording.next();
+            self.counters.left_out.add(self.recording.left_out() - self.counters.left_out.get());
+            let recorded = match row {
+                None => return ReplayEndReason::Finished,
+                Some(Ok(recorded)) => recorded,
+                Some(Err(bad)) => {
+                    self.count_bad_row(&bad);
+                    // A file without a valid row must not delay a stop.
+                    if !matches!(self.stop.try_recv(), Err(TryRecvError::Empty)) {
+                        return ReplayEndReason::Stopped;
+                    }
+                    continue;
                 }
-                counters.bad(&bad);
-                // Allows a stop in a file without a valid row.
-                if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
-                    return ReplayEndReason::Stopped;
-                }
-                continue;
+            };
+            let now = Instant::now();
+            let Due { wait, jump } = self.pace.schedule(recorded.seen_at, now);
+            if let Some(jump) = jump {
+                self.counters.cut_gaps.add(1);
+                tracing::warn!(
+                    hash = %recorded.tx.inner().tx_hash(),
+                    %jump,
+                    "the recorded time jumps: the clock was set, or nothing was recorded"
+                );
             }
-        };
-        let now = Instant::now();
-        let Due { wait, cut } = pace.wait(recorded.seen_at, now);
-        if let Some(cut) = cut {
-            counters.cut_gaps.add(1);
-            tracing::warn!(
-                hash = %recorded.tx.inner().tx_hash(),
-                %cut,
-                "the recorded time jumps: the clock was set, or nothing was recorded"
-            );
+            *self.due.lock() = now.checked_add(wait);
+            let stopped = self.stop.recv_timeout(wait);
+            *self.due.lock() = None;
+            if !matches!(stopped, Err(RecvTimeoutError::Timeout)) {
+                return ReplayEndReason::Stopped;
+            }
+            let transaction = FetchedTransaction::new(recorded.tx, recorded.raw);
+            let delivery = block_on(self.sink.deliver(transaction));
+            if delivery == Delivery::Closed {
+                return ReplayEndReason::SinkClosed;
+            }
+            self.counters.count_delivery(&delivery);
         }
-        *due.lock() = now.checked_add(wait);
-        let stopped = stop.recv_timeout(wait);
-        *due.lock() = None;
-        if !matches!(stopped, Err(RecvTimeoutError::Timeout)) {
-            return ReplayEndReason::Stopped;
+    }
+
+    fn count_bad_row(&self, bad: &BadRow) {
+        if matches!(bad, BadRow::Unreadable { .. }) {
+            tracing::warn!(%bad, "a part of the recording is skipped");
+        } else {
+            tracing::debug!(%bad, "a row of the recording is skipped");
         }
-        let delivery = block_on(sink.deliver(FetchedTransaction::new(recorded.tx, recorded.raw)));
-        if delivery == Delivery::Closed {
-            return ReplayEndReason::SinkClosed;
-        }
-        counters.delivered(&delivery);
+        self.counters.count_bad_row(bad);
     }
 }
 
-/// When a row is due. Pure.
+/// Decides when a row is due. Pure.
 struct Pace {
     speed: Speed,
-    /// The times of the first row, in the recording and in the replay; both moved when a jump is cut.
-    first: Option<(SystemTime, Instant)>,
-    /// The latest time of a row so far.
+    /// The first row. Both of its times move when a jump is cut.
+    first_row: Option<FirstRow>,
+    /// The latest recorded time of a row so far.
     latest: SystemTime,
 }
 
-/// When a row is due, and which jump was cut for that.
+#[derive(Clone, Copy)]
+struct FirstRow {
+    recorded_at: SystemTime,
+    replayed_at: Instant,
+}
+
+/// When a row is due, and the jump of the recorded time that was cut for it.
 #[derive(Debug, PartialEq, Eq)]
 struct Due {
     wait: Duration,
-    cut: Option<Jump>,
+    jump: Option<Jump>,
+}
+
+impl Due {
+    const AT_ONCE: Self = Self { wait: Duration::ZERO, jump: None };
 }
 
 /// A step of the recorded time that a replay does not follow.
 #[derive(Debug, PartialEq, Eq)]
 enum Jump {
-    /// Cut to [`MAX_GAP`].
+    /// A step ahead, which is cut to [`MAX_GAP`].
     Ahead(Duration),
-    /// Takes no time.
+    /// A step back, which takes no time.
     Back(Duration),
 }
 
@@ -285,35 +326,40 @@ impl fmt::Display for Jump {
 
 impl Pace {
     const fn new(speed: Speed) -> Self {
-        Self { speed, first: None, latest: SystemTime::UNIX_EPOCH }
+        Self { speed, first_row: None, latest: SystemTime::UNIX_EPOCH }
     }
 
-    fn wait(&mut self, seen_at: SystemTime, now: Instant) -> Due {
-        let Speed::Times(times) = self.speed else {
-            return Due { wait: Duration::ZERO, cut: None };
-        };
-        let Some((first, start)) = self.first else {
-            (self.first, self.latest) = (Some((seen_at, now)), seen_at);
-            return Due { wait: Duration::ZERO, cut: None };
+    /// Returns how long to wait before a row that was recorded at `seen_at` is delivered.
+    fn schedule(&mut self, seen_at: SystemTime, now: Instant) -> Due {
+        let Speed::Times(times) = self.speed else { return Due::AT_ONCE };
+        let Some(FirstRow { recorded_at, replayed_at }) = self.first_row else {
+            self.first_row = Some(FirstRow { recorded_at: seen_at, replayed_at: now });
+            self.latest = seen_at;
+            return Due::AT_ONCE;
         };
         let ahead = seen_at.duration_since(self.latest).unwrap_or_default();
         let back = self.latest.duration_since(seen_at).unwrap_or_default();
-        let (first, cut) = if ahead > MAX_GAP {
+        let (recorded_at, jump) = if ahead > MAX_GAP {
             self.latest = seen_at;
-            (first.checked_add(ahead.saturating_sub(MAX_GAP)), Some(Jump::Ahead(ahead)))
+            (recorded_at.checked_add(ahead.saturating_sub(MAX_GAP)), Some(Jump::Ahead(ahead)))
         } else if back > MAX_STEP_BACK {
             self.latest = seen_at;
-            (first.checked_sub(back), Some(Jump::Back(back)))
+            (recorded_at.checked_sub(back), Some(Jump::Back(back)))
         } else {
             self.latest = self.latest.max(seen_at);
-            (Some(first), None)
+            (Some(recorded_at), None)
         };
-        // A time that cannot be expressed is a jump too: the replay goes on from this row.
-        let (first, start) = first.map_or((seen_at, now), |first| (first, start));
-        self.first = Some((first, start));
-        // Rows that were seen before the first row are due at once.
-        let after = seen_at.duration_since(first).unwrap_or_default() / times.get();
-        Due { wait: after.saturating_sub(now.saturating_duration_since(start)), cut }
+        // A time that cannot be represented is a jump too: the replay goes on from this row.
+        let first_row = match recorded_at {
+            Some(recorded_at) => FirstRow { recorded_at, replayed_at },
+            None => FirstRow { recorded_at: seen_at, replayed_at: now },
+        };
+        self.first_row = Some(first_row);
+        // A row that was seen before the first row is due at once.
+        let offset =
+            seen_at.duration_since(first_row.recorded_at).unwrap_or_default() / times.get();
+        let elapsed = now.saturating_duration_since(first_row.replayed_at);
+        Due { wait: offset.saturating_sub(elapsed), jump }
     }
 }
 
@@ -322,43 +368,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_due_when_its_share_of_the_recorded_time_has_passed() {
+    fn a_row_is_due_after_its_share_of_the_recorded_time() {
         let (recorded, now) = (SystemTime::UNIX_EPOCH + Duration::from_secs(1_000), Instant::now());
         let secs = Duration::from_secs;
         let mut pace = Pace::new("10".parse().expect("a speed"));
-        assert_eq!(pace.wait(recorded, now).wait, Duration::ZERO);
-        assert_eq!(pace.wait(recorded + secs(20), now).wait, secs(2));
-        assert_eq!(pace.wait(recorded + secs(20), now + secs(3)).wait, Duration::ZERO);
-        assert_eq!(pace.wait(recorded - secs(20), now).wait, Duration::ZERO);
+        assert_eq!(pace.schedule(recorded, now).wait, Duration::ZERO);
+        assert_eq!(pace.schedule(recorded + secs(20), now).wait, secs(2));
+        assert_eq!(pace.schedule(recorded + secs(20), now + secs(3)).wait, Duration::ZERO);
+        assert_eq!(pace.schedule(recorded - secs(20), now).wait, Duration::ZERO);
         let mut pace = Pace::new(Speed::Max);
-        assert_eq!(pace.wait(recorded, now).wait, Duration::ZERO);
-        assert_eq!(pace.wait(recorded + secs(20), now).wait, Duration::ZERO);
+        assert_eq!(pace.schedule(recorded, now).wait, Duration::ZERO);
+        assert_eq!(pace.schedule(recorded + secs(20), now).wait, Duration::ZERO);
     }
 
     #[test]
-    fn a_jump_of_the_recorded_clock_is_cut_and_the_rows_after_it_keep_their_pace() {
+    fn rows_after_a_jump_of_the_recorded_clock_keep_their_pace() {
         let secs = Duration::from_secs;
         let (recorded, now) = (SystemTime::UNIX_EPOCH + secs(1_000_000), Instant::now());
         let day = secs(86_400);
         let mut pace = Pace::new(Speed::RECORDED);
-        assert_eq!(pace.wait(recorded, now), Due { wait: Duration::ZERO, cut: None });
+        assert_eq!(pace.schedule(recorded, now), Due::AT_ONCE);
         // A pause of an hour is kept.
-        assert_eq!(pace.wait(recorded + MAX_GAP, now), Due { wait: MAX_GAP, cut: None });
-        // A day is not.
-        let cut = Some(Jump::Ahead(day));
+        assert_eq!(pace.schedule(recorded + MAX_GAP, now), Due { wait: MAX_GAP, jump: None });
+        // A pause of a day is cut.
+        let jump = Some(Jump::Ahead(day));
         let ahead = recorded + MAX_GAP + day;
-        assert_eq!(pace.wait(ahead, now + MAX_GAP), Due { wait: MAX_GAP, cut });
+        assert_eq!(pace.schedule(ahead, now + MAX_GAP), Due { wait: MAX_GAP, jump });
         let now = now + MAX_GAP * 2;
-        assert_eq!(pace.wait(ahead + secs(3), now), Due { wait: secs(3), cut: None });
-        // The clock is set right again: rows do not come at once for a day.
-        let cut = Some(Jump::Back(day));
+        assert_eq!(pace.schedule(ahead + secs(3), now), Due { wait: secs(3), jump: None });
+        // The clock is corrected. The rows of the following day do not come at once.
+        let jump = Some(Jump::Back(day));
         let back = ahead + secs(3) - day;
-        assert_eq!(pace.wait(back, now + secs(3)), Due { wait: Duration::ZERO, cut });
-        assert_eq!(pace.wait(back + secs(2), now + secs(3)), Due { wait: secs(2), cut: None });
-        // Rows that are a little out of order are no jump.
+        assert_eq!(pace.schedule(back, now + secs(3)), Due { wait: Duration::ZERO, jump });
+        assert_eq!(pace.schedule(back + secs(2), now + secs(3)), Due { wait: secs(2), jump: None });
+        // Rows slightly out of order are no jump.
         let early = back + secs(2) - MAX_STEP_BACK;
-        assert_eq!(pace.wait(early, now + secs(5)), Due { wait: Duration::ZERO, cut: None });
-        assert_eq!(pace.wait(back + secs(7), now + secs(5)), Due { wait: secs(5), cut: None });
+        assert_eq!(pace.schedule(early, now + secs(5)), Due::AT_ONCE);
+        assert_eq!(pace.schedule(back + secs(7), now + secs(5)), Due { wait: secs(5), jump: None });
     }
 
     #[test]

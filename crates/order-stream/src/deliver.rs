@@ -1,4 +1,4 @@
-//! From a message to the pool.
+//! Decodes the messages of a stream and inserts them into the pool, in their sequence.
 
 use std::{
     collections::VecDeque,
@@ -13,26 +13,29 @@ use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::{Block, Head};
 use order_pool::{
     Bundle, BundleError, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation,
-    DEFAULT_TX_RETENTION, Holder, InsertOutcome, Order, OrderPool, PrivateCancellation, Relation,
+    DEFAULT_TX_RETENTION, InsertOutcome, Order, OrderPool, PrivateCancellation, Relation,
     Transaction,
 };
 
 use crate::{
     config::{Flow, SourceConfig},
-    memory::{Key, Memory, Origin},
+    key_history::{Key, KeyHistory, MessageOrigin},
     metrics::{Delivered, SourceCounters},
     wire::{Decoded, Record, WireError, micros},
 };
 
-/// How long a pool keeps its head while only lower blocks of another chain are told, five blocks of mainnet: a machine whose
-/// node is far behind tells them too, and the others tell the next block meanwhile. Then the chain has begun anew.
+/// How long a pool keeps its head while machines only publish lower blocks of another chain: five
+/// blocks of mainnet. A machine whose node is far behind publishes such blocks too, but the others
+/// publish the next block meanwhile. After this time the chain must have been reset.
 const NEW_CHAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// Heads that are remembered, whichever branch they are of: as many slots as a pool remembers, with two branches.
-const MAX_TOLD: usize = 128;
+/// How many heads of any branch are remembered: as many slots as a pool remembers, with two
+/// branches.
+const MAX_RECEIVED_HEADS: usize = 128;
 
-/// Most blocks that are taken with a head, itself included, as a pool remembers.
-const MAX_BRANCH: usize = 64;
+/// How many blocks are applied with a head at most, including the head: as many as a pool
+/// remembers.
+const MAX_BRANCH_BLOCKS: usize = 64;
 
 impl From<InsertOutcome> for Delivered {
     fn from(outcome: InsertOutcome) -> Self {
@@ -44,77 +47,89 @@ impl From<InsertOutcome> for Delivered {
             InsertOutcome::Superseded { .. } | InsertOutcome::CancelledPermanently => {
                 Self::Superseded
             }
-            // In a block, stale, or without room.
+            // It is in a block, its nonce is stale, or the pool has no room.
             _ => Self::Refused,
         }
     }
 }
 
-/// When a message was stored, and what time it is, both by the clock of the server.
+/// The times of a message, both by the server's clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    pub(crate) stored: SystemTime,
+    pub(crate) stored_at: SystemTime,
     pub(crate) now: SystemTime,
 }
 
-/// Decodes messages and passes them to the pool, in their order. All times are those of the server's clock.
+/// Decodes messages and passes them to the pool, in their sequence. All times are those of the
+/// server's clock.
 #[derive(Debug)]
 pub(crate) struct Deliverer {
     pub(crate) pool: OrderPool,
     pub(crate) flow: Flow,
     chain_id: u64,
-    heads: bool,
+    applies_heads: bool,
     pub(crate) counters: Arc<SourceCounters>,
-    /// What private orders are replaced and cancelled by.
-    memory: Memory,
-    /// The latest heads that were told, taken or not, the latest last. They share the hashes with the pool's blocks.
-    told: VecDeque<Block>,
-    /// The pool's head, and when a head was delivered that found it there for the first time.
-    found: Option<(B256, SystemTime)>,
+    /// Which private orders were replaced or cancelled.
+    key_history: KeyHistory,
+    /// The latest heads that were received, whether applied or not, latest last. They share the
+    /// hashes with the pool's blocks.
+    received_heads: VecDeque<Block>,
+    head_since: Option<HeadSince>,
+}
+
+/// The pool's head, and since when it is known to be the head.
+#[derive(Clone, Copy, Debug)]
+struct HeadSince {
+    hash: B256,
+    since: SystemTime,
 }
 
 impl Deliverer {
     pub(crate) fn new(
         pool: &OrderPool,
-        &SourceConfig { flow, chain_id, heads, .. }: &SourceConfig,
+        config: &SourceConfig,
         counters: Arc<SourceCounters>,
     ) -> Self {
         Self {
             pool: pool.clone(),
-            flow,
-            chain_id,
-            heads,
+            flow: config.flow,
+            chain_id: config.chain_id,
+            applies_heads: config.heads,
             counters,
-            memory: Memory::default(),
-            told: VecDeque::new(),
-            found: None,
+            key_history: KeyHistory::default(),
+            received_heads: VecDeque::new(),
+            head_since: None,
         }
     }
 
-    pub(crate) fn message(&mut self, message: &Message, times: Times) {
-        let delivered = self.deliver(message, times).unwrap_or_else(|error| {
-            tracing::warn!(%error, subject = %message.subject, "a malformed message");
+    /// Delivers a message and counts its outcome.
+    pub(crate) fn deliver(&mut self, message: &Message, times: Times) {
+        let delivered = self.try_deliver(message, times).unwrap_or_else(|error| {
+            tracing::warn!(%error, subject = %message.subject, "a malformed message is skipped");
             Delivered::Malformed
         });
         self.counters.delivered[delivered as usize].add(1);
     }
 
-    fn deliver(&mut self, message: &Message, times: Times) -> Result<Delivered, WireError> {
+    fn try_deliver(&mut self, message: &Message, times: Times) -> Result<Delivered, WireError> {
         let id = message_id(message).ok_or(WireError::NoId)?;
-        let Decoded { record, sent, time } = Record::decode(&id, &message.payload, times.stored)?;
-        let origin = Origin {
+        let Decoded { record, publisher_time, stream_time } =
+            Record::decode(&id, &message.payload, times.stored_at)?;
+        let origin = MessageOrigin {
             machine: message.subject.rsplit('.').next().unwrap_or_default(),
-            sent,
-            time,
-            stored: times.stored,
-            is_strangers: matches!(holder(&record), Some(Holder::Caller(_))),
+            publisher_time,
+            stream_time,
+            stored_at: times.stored_at,
+            is_unknown_caller: is_of_unknown_caller(&record),
         };
         match record {
-            Record::Order(order) => self.order(Arc::unwrap_or_clone(order), origin, times),
+            Record::Order(order) => self.insert_order(Arc::unwrap_or_clone(order), origin, times),
             Record::Head(record) => {
-                let is_taken = self.heads && self.flow == Flow::Public;
-                let block = Block::new(record.head, record.mined);
-                Ok(if is_taken { self.head(block, times.now) } else { Delivered::Refused })
+                if self.applies_heads && self.flow == Flow::Public {
+                    Ok(self.apply_head(Block::new(record.head, record.mined), times.now))
+                } else {
+                    Ok(Delivered::Refused)
+                }
             }
             _ if self.flow != Flow::Private => Ok(Delivered::Refused),
             Record::Cancellation(cancellation) => self.cancel_bundles(cancellation, origin),
@@ -124,62 +139,90 @@ impl Deliverer {
 
     fn cancel_bundles(
         &mut self,
+        cancellation: Cancellation,
+        origin: MessageOrigin<'_>,
+    ) -> Result<Delivered, WireError> {
+        if cancellation.sent_at.is_none() {
+            Ok(self.cancel_by_chosen_nonce(cancellation, origin))
+        } else {
+            self.cancel_by_time(cancellation, origin)
+        }
+    }
+
+    /// Cancels the bundles up to a nonce that the searcher has chosen, or all for ever.
+    fn cancel_by_chosen_nonce(
+        &mut self,
         mut cancellation: Cancellation,
-        origin: Origin<'_>,
+        origin: MessageOrigin<'_>,
+    ) -> Delivered {
+        let key = Key::Bundles(cancellation.key);
+        cancellation.nonce = cancellation
+            .nonce
+            .map(|nonce| self.key_history.convert_chosen_nonce(&key, nonce, origin));
+        self.key_history.cancel_bundles(&cancellation, origin);
+        match self.pool.cancel_bundle(cancellation) {
+            CancelOutcome::Cancelled { .. } => Delivered::Pooled,
+            CancelOutcome::Superseded { .. } => Delivered::Superseded,
+            _ => Delivered::Known,
+        }
+    }
+
+    /// Cancels the bundles that were sent before the cancellation.
+    fn cancel_by_time(
+        &mut self,
+        mut cancellation: Cancellation,
+        origin: MessageOrigin<'_>,
     ) -> Result<Delivered, WireError> {
         let Cancellation { key, holder, .. } = cancellation;
-        if cancellation.sent_at.is_none() {
-            let chosen = |nonce| self.memory.chosen_nonce(&Key::Bundles(key), nonce, origin);
-            cancellation.nonce = cancellation.nonce.map(chosen);
-            self.memory.cancel_bundles(&cancellation, origin);
-            return Ok(match self.pool.cancel_bundle(cancellation) {
-                CancelOutcome::Cancelled { .. } => Delivered::Pooled,
-                CancelOutcome::Superseded { .. } => Delivered::Superseded,
-                _ => Delivered::Known,
-            });
-        }
-        let time = self.memory.time(Key::Bundles(key), origin);
+        let time = self.key_history.record_message(Key::Bundles(key), origin);
         cancellation.sent_at = Some(time);
         cancellation.nonce = Some(micros(time));
-        self.memory.cancel_bundles(&cancellation, origin);
-        // The pool assigns the nonce, above those of all bundles that were sent earlier.
-        let empty = BundleParts {
+        self.key_history.cancel_bundles(&cancellation, origin);
+        // The pool assigns a nonce to the empty bundle above those of all bundles that were sent
+        // earlier.
+        let empty_bundle = BundleParts {
             uuid: Some(key.uuid),
             signer: Some(key.signer),
             first_seen: Some(time),
             holder,
             ..BundleParts::default()
         };
-        Ok(self.pool.insert_bundle(Bundle::new(empty)?).into())
+        Ok(self.pool.insert_bundle(Bundle::new(empty_bundle)?).into())
     }
 
     fn cancel_private(
         &mut self,
-        cancellation: PrivateCancellation,
-        origin: Origin<'_>,
+        mut cancellation: PrivateCancellation,
+        origin: MessageOrigin<'_>,
     ) -> Delivered {
         let PrivateCancellation { hash, signer, holder, .. } = cancellation;
-        let at = self.memory.time(Key::Private(signer, hash), origin);
-        self.memory
-            .cancel_private(&PrivateCancellation { cancelled_at: at, ..cancellation }, origin);
-        match self.pool.cancel_private(&hash, signer, holder, at) {
+        let key = Key::PrivateTransaction { signer, hash };
+        let cancelled_at = self.key_history.record_message(key, origin);
+        cancellation.cancelled_at = cancelled_at;
+        self.key_history.cancel_private(&cancellation, origin);
+        match self.pool.cancel_private(&hash, signer, holder, cancelled_at) {
             CancelPrivateOutcome::Cancelled => Delivered::Pooled,
             CancelPrivateOutcome::Unknown => Delivered::Known,
             _ => Delivered::Refused,
         }
     }
 
-    fn head(&mut self, block: Block, now: SystemTime) -> Delivered {
-        let branch = self.branch(&block);
+    fn apply_head(&mut self, block: Block, now: SystemTime) -> Delivered {
+        let branch = self.missing_branch(&block);
         let is_behind = self.is_behind(&block.head, now);
-        if !self.told.iter().any(|told| told.head.hash == block.head.hash) {
-            self.told.push_back(block);
-            if self.told.len() > MAX_TOLD {
-                self.told.pop_front();
+        let is_received =
+            self.received_heads.iter().any(|received| received.head.hash == block.head.hash);
+        if !is_received {
+            self.received_heads.push_back(block);
+            if self.received_heads.len() > MAX_RECEIVED_HEADS {
+                self.received_heads.pop_front();
             }
         }
+        if is_behind {
+            return Delivered::Refused;
+        }
         let mut relation = None;
-        for block in branch.into_iter().rev().filter(|_| !is_behind) {
+        for block in branch.into_iter().rev() {
             relation = Some(self.pool.on_head(block));
         }
         match relation {
@@ -189,128 +232,157 @@ impl Deliverer {
         }
     }
 
-    /// A block, and those before it that the pool does not have, the oldest last, as far as they were told. By the block alone
-    /// the pool would forget the chain that it leaves, and then not know the first block of a reorg; and what it undid for
-    /// another branch would stay undone.
-    fn branch(&self, block: &Block) -> Vec<Block> {
-        let is_known = |hash: &B256| self.pool.block(hash).is_some();
-        let parent = |Block { head, .. }: &Block| {
-            let is_parent = |told: &&Block| {
-                told.head.hash == head.parent_hash && told.head.number < head.number
-            };
-            let is_new = !is_known(&head.hash) && !is_known(&head.parent_hash);
-            is_new.then(|| self.told.iter().find(is_parent).cloned())?
-        };
-        successors(Some(block.clone()), parent).take(MAX_BRANCH).collect()
+    /// Returns a block and those ancestors that the pool does not have, the oldest last, as far as
+    /// they were received. With the block alone, the pool would forget the chain that it leaves and
+    /// then not know the first block of a reorg. What it undid for another branch would stay
+    /// undone.
+    fn missing_branch(&self, block: &Block) -> Vec<Block> {
+        let missing_parent = |block: &Block| self.missing_parent(&block.head);
+        successors(Some(block.clone()), missing_parent).take(MAX_BRANCH_BLOCKS).collect()
     }
 
-    /// Whether a head is not to be followed: one that is no higher than the pool's, while the pool knows neither it nor its
-    /// parent. The pool would undo all that is higher. The first block of a reorg has a parent that it knows.
+    /// Returns the parent of a head, if it was received and the pool has neither of the two.
+    fn missing_parent(&self, head: &Head) -> Option<Block> {
+        if self.pool.block(&head.hash).is_some() || self.pool.block(&head.parent_hash).is_some() {
+            return None;
+        }
+        self.received_heads
+            .iter()
+            .find(|received| {
+                received.head.hash == head.parent_hash && received.head.number < head.number
+            })
+            .cloned()
+    }
+
+    /// Whether a head must not be applied: it is not higher than the pool's head, and the pool
+    /// knows neither the head nor its parent. The pool would undo all higher blocks. The pool knows
+    /// the parent of the first block of a reorg.
     fn is_behind(&mut self, head: &Head, now: SystemTime) -> bool {
-        let Some(latest) = self.pool.head() else { return false };
-        let found = self.found.filter(|(hash, _)| *hash == latest.hash);
-        let (_, since) = *self.found.insert(found.unwrap_or((latest.hash, now)));
-        let is_known = |hash| self.pool.block(hash).is_some();
-        head.number <= latest.number
-            && !is_known(&head.hash)
-            && !is_known(&head.parent_hash)
-            // A clock that was set back: not yet.
-            && now.duration_since(since).unwrap_or_default() < NEW_CHAIN_AFTER
+        let Some(pool_head) = self.pool.head() else { return false };
+        let since = match self.head_since {
+            Some(HeadSince { hash, since }) if hash == pool_head.hash => since,
+            _ => now,
+        };
+        self.head_since = Some(HeadSince { hash: pool_head.hash, since });
+        // If the clock was set back, the age counts as zero, and the head is kept for longer.
+        let head_age = now.duration_since(since).unwrap_or_default();
+        head.number <= pool_head.number
+            && self.pool.block(&head.hash).is_none()
+            && self.pool.block(&head.parent_hash).is_none()
+            && head_age < NEW_CHAIN_AFTER
     }
 
-    /// Whether machines have dropped what pools keep for their retention. The private stream still has it, and to a pool that
-    /// does not it would be new. Not by when it was first seen: a reorg may have brought it back since.
-    fn is_old(&self, hash: &B256, times: Times) -> bool {
-        let age = times.now.duration_since(times.stored);
+    /// Whether the machines have dropped a raw transaction, because pools have a retention. The
+    /// private stream keeps it for longer, and a pool that does not hold it would take it for new.
+    /// The time of its arrival does not decide, because a reorg may have brought it back since.
+    fn is_expired(&self, hash: &B256, times: Times) -> bool {
+        let age = times.now.duration_since(times.stored_at);
         age.is_ok_and(|age| age > DEFAULT_TX_RETENTION) && !self.pool.contains(hash)
     }
 
-    /// Private orders come by the private stream alone.
-    fn order(
+    /// Inserts an order. Only the private stream may bring private orders.
+    fn insert_order(
         &mut self,
         order: Order,
-        origin: Origin<'_>,
+        origin: MessageOrigin<'_>,
         times: Times,
     ) -> Result<Delivered, WireError> {
-        let is_private = self.flow == Flow::Private;
+        let is_private_flow = self.flow == Flow::Private;
         match order {
             Order::Tx(tx) => {
-                let is_other = tx.envelope().chain_id().is_some_and(|id| id != self.chain_id);
-                if is_other || (tx.private_terms().is_some() && !is_private) {
+                let is_other_chain = tx.envelope().chain_id().is_some_and(|id| id != self.chain_id);
+                if is_other_chain || (tx.private_terms().is_some() && !is_private_flow) {
                     return Ok(Delivered::Refused);
                 }
-                match tx.private_terms() {
-                    Some(_) => Ok(self.private_transaction(tx, origin)),
-                    None if is_private && self.is_old(tx.hash(), times) => Ok(Delivered::Refused),
-                    None => Ok(self.pool.insert_transaction(tx).into()),
+                if tx.private_terms().is_some() {
+                    return Ok(self.insert_private_transaction(tx, origin));
                 }
+                if is_private_flow && self.is_expired(tx.hash(), times) {
+                    return Ok(Delivered::Refused);
+                }
+                Ok(self.pool.insert_transaction(tx).into())
             }
-            Order::Bundle(bundle) if is_private => Ok(self.bundle(bundle, origin)?),
+            Order::Bundle(bundle) if is_private_flow => Ok(self.insert_bundle(bundle, origin)?),
             _ => Ok(Delivered::Refused),
         }
     }
 
-    fn private_transaction(&mut self, mut tx: Transaction, origin: Origin<'_>) -> Delivered {
+    fn insert_private_transaction(
+        &mut self,
+        mut tx: Transaction,
+        origin: MessageOrigin<'_>,
+    ) -> Delivered {
         if let Some(terms) = tx.private_terms().copied()
             && let Some(signer) = terms.signer
         {
-            let key = Key::Private(signer, *tx.hash());
-            let time = self.memory.time(key, origin);
-            if self.memory.is_cancelled(&key, None, time) {
+            let key = Key::PrivateTransaction { signer, hash: *tx.hash() };
+            let time = self.key_history.record_message(key, origin);
+            if self.key_history.is_cancelled(&key, None, time) {
                 return Delivered::Superseded;
             }
             if time != tx.first_seen() {
-                let (recovered, holder) = (tx.recovered().clone(), tx.holder());
-                tx = Transaction::private(recovered, terms, time).held_by(holder);
+                let holder = tx.holder();
+                tx = Transaction::private(tx.recovered().clone(), terms, time).held_by(holder);
             }
         }
         self.pool.insert_transaction(tx).into()
     }
 
-    fn bundle(&mut self, mut bundle: Bundle, origin: Origin<'_>) -> Result<Delivered, BundleError> {
-        let (block, holder) = (bundle.block(), bundle.parts().holder);
-        let Some(key) = bundle.key() else { return Ok(self.pool.insert_bundle(bundle).into()) };
-        let chosen = bundle.nonce();
-        let chosen =
-            chosen.map(|nonce| self.memory.chosen_nonce(&Key::Bundles(key), nonce, origin));
-        let time = match chosen {
-            Some(_) => origin.time,
-            None => self.memory.time(Key::Bundles(key), origin),
+    fn insert_bundle(
+        &mut self,
+        mut bundle: Bundle,
+        origin: MessageOrigin<'_>,
+    ) -> Result<Delivered, BundleError> {
+        let Some(replacement_key) = bundle.key() else {
+            return Ok(self.pool.insert_bundle(bundle).into());
         };
-        if self.memory.is_cancelled(&Key::Bundles(key), chosen, time) {
+        let key = Key::Bundles(replacement_key);
+        let chosen_nonce =
+            bundle.nonce().map(|nonce| self.key_history.convert_chosen_nonce(&key, nonce, origin));
+        let time = match chosen_nonce {
+            Some(_) => origin.stream_time,
+            None => self.key_history.record_message(key, origin),
+        };
+        if self.key_history.is_cancelled(&key, chosen_nonce, time) {
             return Ok(Delivered::Superseded);
         }
-        if time != bundle.first_seen() || chosen != bundle.nonce() {
-            let (first_seen, replacement_nonce) = (Some(time), chosen);
-            let parts = bundle.parts().clone();
-            bundle = Bundle::new(BundleParts { first_seen, replacement_nonce, ..parts })?;
+        if time != bundle.first_seen() || chosen_nonce != bundle.nonce() {
+            bundle = Bundle::new(BundleParts {
+                first_seen: Some(time),
+                replacement_nonce: chosen_nonce,
+                ..bundle.parts().clone()
+            })?;
         }
+        let block = bundle.block();
+        let holder = bundle.parts().holder;
         let delivered = self.pool.insert_bundle(bundle).into();
         if delivered == Delivered::Refused
             && let Some(block) = block
         {
-            // Its searcher was told that it has replaced the one before it.
-            self.pool.supersede(key, block, chosen.unwrap_or_else(|| micros(time)), holder);
+            // Its searcher was told that it replaced the earlier bundle, so that one must leave.
+            let nonce = chosen_nonce.unwrap_or_else(|| micros(time));
+            self.pool.supersede(replacement_key, block, nonce, holder);
         }
         Ok(delivered)
     }
 }
 
-/// Against whom the publisher counts it.
-fn holder(record: &Record) -> Option<Holder> {
-    match record {
-        Record::Order(order) => Some(order.holder()),
-        Record::Cancellation(cancellation) => Some(cancellation.holder),
-        Record::CancelPrivate(cancellation) => Some(cancellation.holder),
-        Record::Head(_) => None,
-    }
+/// Whether the publisher counts a record against a holder that the host does not know.
+fn is_of_unknown_caller(record: &Record) -> bool {
+    let holder = match record {
+        Record::Order(order) => order.holder(),
+        Record::Cancellation(cancellation) => cancellation.holder,
+        Record::CancelPrivate(cancellation) => cancellation.holder,
+        Record::Head(_) => return false,
+    };
+    !holder.is_known()
 }
 
 fn message_id(message: &Message) -> Option<B256> {
     let header = message.headers.as_ref()?.get(NATS_MESSAGE_ID)?.as_str();
-    // What follows a hyphen tells the copies of a message from each other that are not duplicates.
+    // A suffix after a hyphen makes the id unique for the stream.
     let digits = header.split_once('-').map_or(header, |(digits, _)| digits);
-    (digits.len() == 64).then(|| digits.parse().ok())?
+    if digits.len() == 64 { digits.parse().ok() } else { None }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Why something cannot be started or set up. Everything that happens later is a [`State`](crate::State).
+//! Errors of starting and of set-up. Everything that fails later is a [`State`](crate::State).
 
 use std::io;
 
@@ -6,20 +6,20 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// A name that becomes part of a subject.
+    /// A name cannot be part of a subject.
     #[error("{field} is {value:?}, must be 1 to 32 of the characters a-z, A-Z, 0-9, - and _")]
     Name {
-        /// The field.
+        /// The option.
         field: &'static str,
-        /// Its value.
+        /// Its value, at most 64 characters of it.
         value: String,
     },
-    /// A number out of its bounds.
+    /// A number is out of its bounds.
     #[error("{field} is {value}, must be {min} to {max}")]
     OutOfBounds {
-        /// The field.
+        /// The option.
         field: &'static str,
-        /// Its value; of a duration in milliseconds.
+        /// Its value; a duration is in milliseconds.
         value: u64,
         /// The lowest accepted value.
         min: u64,
@@ -29,41 +29,41 @@ pub enum StreamError {
     /// No server is configured.
     #[error("servers is empty")]
     NoServer,
-    /// The URL of a server does not parse.
+    /// The URL of a server cannot be parsed.
     #[error("servers[{index}] is not a URL of a NATS server: {source}")]
     Url {
-        /// Its index.
+        /// The index of the URL.
         index: usize,
         /// The parser's error.
         source: io::Error,
     },
-    /// A URL has credentials, and other ones are configured too.
+    /// The credentials of a URL differ from credentials that are configured elsewhere.
     #[error("the credentials of servers[{index}] and of {other} differ")]
-    TwoCredentials {
+    ConflictingCredentials {
         /// The index of the URL.
         index: usize,
-        /// The option with the others.
+        /// The option with the other credentials.
         other: &'static str,
     },
-    /// The operating system refuses something.
+    /// The operating system reports an error.
     #[error("cannot {action}: {source}")]
     Io {
-        /// What was tried: to read the credentials, or to start a thread.
+        /// The action that failed: "read the credentials" or "start a thread".
         action: &'static str,
         /// The error.
         source: io::Error,
     },
-    /// The server cannot be reached, or refuses the connection.
+    /// The server cannot be reached, or rejects the connection.
     #[error("cannot connect: {source}")]
     Connect {
         /// The client's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The server refuses a stream.
+    /// The server rejects the configuration of a stream.
     #[error("cannot set up the stream {stream}: {source}")]
     Stream {
-        /// The stream.
+        /// The name of the stream.
         stream: String,
         /// The client's error.
         #[source]

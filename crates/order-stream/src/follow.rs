@@ -1,23 +1,29 @@
-//! Which of a pool's events are published. Pure.
+//! Decides which events of a pool are published, and as which messages. Pure.
 //!
 //! # Heads of several machines
 //!
-//! Sources without a node follow the latest head that the stream stores, whoever told it. So that they stand where the
-//! machines do as soon as these agree, also where the same blocks were told before, by this machine or another one:
+//! A source without a node follows the latest head that the stream stores, whichever machine
+//! published it. The rules below make it stand on the machines' common head as soon as they agree,
+//! even if this or another machine has published the same blocks before:
 //!
-//! - A head that extends what its machine told last has the same message id on every machine, and is stored once. Any other
-//!   one, the first of a run or of a reorg, or one that comes back, has an id of its own, and is stored. A source has its
+//! - A head that extends the head that its machine published before has the same message id on
+//!   every machine, so the stream stores it once. Every other head has a unique message id and is
+//!   stored: the first of a run or of a reorg, and a head that comes back. A source knows its
 //!   parent, and leaves the other branch.
-//! - The latest head of a machine stands in the stream behind all its others. If it is the duplicate of one that was stored
-//!   before them, it is published once more, with an id of its own.
-//! - A source remembers the heads of other branches, and takes them before a head above them ([`crate::deliver`]).
+//! - The latest head of a machine has a higher sequence number in the stream than all its other
+//!   heads. If the stream stored it before them, as a duplicate of another machine's message, the
+//!   machine publishes it again with a unique message id.
+//! - A source remembers heads of other branches, and applies them before a head above them
+//!   ([`crate::deliver`]).
 //!
-//! Why that is enough: let a source stand on a block that one machine told last. If that machine left it for another branch,
-//! the first block of the branch was stored after it, and the source has gone there too. If it went on above it, its latest
-//! head was stored after it, and the source has taken that one.
+//! These rules suffice: let a source stand on a block that some machine published last. If that
+//! machine left the block for another branch, the stream stored the first block of that branch
+//! later, and the source has followed. If the machine went on above the block, the stream stored
+//! its latest head later, and the source has applied it.
 //!
-//! While the machines disagree, the source follows each branch in turn, as far as it is higher or its parent is known. A
-//! machine that started a block behind the others tells each head once more until it has caught up.
+//! While the machines disagree, the source follows each branch in turn, if the branch is higher or
+//! its parent is known. A machine that started a block behind the others publishes each head twice
+//! until it has caught up.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,170 +40,209 @@ use order_pool::{
 
 use crate::{
     config::Flow,
-    wire::{Encoded, HeadRecord, Record, Sent, encode_order},
+    wire::{Encoded, HeadRecord, PublisherTime, Record, encode_order},
 };
 
-/// A head that is as far below a new one is not published any more: a pool takes one that is older than the blocks that it
-/// remembers, 64 by default, for the newest.
-const MAX_HEAD_AGE: u64 = 32;
+/// A head that is more than this many blocks below a new head is not published any more. A pool
+/// remembers 64 blocks by default, and would take a head below these for the newest one.
+const MAX_HEAD_AGE_BLOCKS: u64 = 32;
 
-/// Blocks of the published chain that are remembered: what a pool remembers by default.
-const MAX_CHAIN: usize = 64;
+/// How many blocks of the published chain are remembered: as many as a pool remembers by default.
+const MAX_CHAIN_BLOCKS: usize = 64;
 
-/// Most transactions of a head that are published as mined, so that it fits into a message of 1 MiB, a server's default
-/// `max_payload`: above 600 million gas of plain transfers.
+/// How many transactions of a block are published with its head at most, so that the message fits
+/// into 1 MiB, the default `max_payload` of a server. A block of 600 million gas of plain transfers
+/// has fewer.
 const MAX_MINED: usize = 32_000;
 
-/// Something to be published. It shares the order with the pool, and has no bytes of its own.
+/// A message to be published. It shares the order with the pool and is encoded when it is sent.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) record: Record,
-    /// A number that no other message of this publisher has, if the stream must not take it for one that it has stored.
-    pub(crate) number: Option<u64>,
-    /// Who has sent the order too, if not who sent it first.
-    pub(crate) hold: Option<Hold>,
-    /// When it arrived at this machine; `None` if its age does not matter to builders.
-    pub(crate) arrived: Option<Instant>,
+    /// A number that no other message of this publisher has. It makes the message id unique, where
+    /// the stream must not take the message for a duplicate.
+    pub(crate) unique_number: Option<u64>,
+    /// The holder that this message is for, if it is not the holder that sent the order first.
+    pub(crate) additional_holder: Option<AdditionalHolder>,
+    /// When the order arrived at this machine; `None` if builders do not need its age.
+    pub(crate) received_at: Option<Instant>,
 }
 
-/// An order counts for everyone who sent it.
+/// A holder that has sent an order that another holder had sent before. An order counts for every
+/// holder that sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hold {
+pub(crate) struct AdditionalHolder {
     pub(crate) holder: Holder,
-    /// Of a private transaction.
+    /// The terms of this holder, if the order is a private transaction.
     pub(crate) terms: Option<PrivateTerms>,
 }
 
 impl Item {
-    /// Encodes it with its age as of `now`.
+    /// Returns a message with the message id that it has on every machine.
+    pub(crate) fn shared(record: Record) -> Self {
+        Self { record, unique_number: None, additional_holder: None, received_at: None }
+    }
+
+    /// Encodes the message with its age at `now`.
     pub(crate) fn encode(&self, now: Instant) -> Option<Encoded> {
-        let age = self.arrived.map_or(Duration::ZERO, |then| now.saturating_duration_since(then));
-        let sent = Sent { age, local_micros: self.record.local_micros() };
-        if let (Record::Order(order), Some(Hold { holder, terms })) = (&self.record, &self.hold) {
-            return encode_order(order, *holder, terms.as_ref(), &sent);
-        }
-        self.record.encode(&sent)
-    }
-
-    /// The caller that has sent it, if the host does not know its signer: not what the node has announced.
-    pub(crate) fn stranger(&self) -> Option<Holder> {
-        let holder = match (&self.record, &self.hold) {
-            (Record::Order(order), _) if order.as_tx().is_some_and(Transaction::is_public) => None,
-            (Record::Order(_), Some(hold)) => Some(hold.holder),
-            (Record::Order(order), None) => Some(order.holder()),
-            (Record::Cancellation(cancellation), _) => Some(cancellation.holder),
-            (Record::CancelPrivate(cancellation), _) => Some(cancellation.holder),
-            (Record::Head(_), _) => None,
+        let age = match self.received_at {
+            Some(received_at) => now.saturating_duration_since(received_at),
+            None => Duration::ZERO,
         };
-        holder.filter(|holder| !holder.is_known())
+        let publisher_time = PublisherTime { age, local_micros: self.record.local_micros() };
+        match (&self.record, &self.additional_holder) {
+            (Record::Order(order), Some(AdditionalHolder { holder, terms })) => {
+                encode_order(order, *holder, terms.as_ref(), &publisher_time)
+            }
+            _ => self.record.encode(&publisher_time),
+        }
     }
 
-    /// The end of the message id. No other machine and no later run has the same.
-    pub(crate) fn suffix(&self, run_id: &str) -> Option<String> {
-        self.number.map(|number| format!("-{run_id}-{number}"))
+    /// Returns the unknown caller that sent this ([`Holder::is_known`]); `None` if a known holder
+    /// sent it or a node has announced it.
+    pub(crate) fn unknown_caller(&self) -> Option<Holder> {
+        let holder = match (&self.record, &self.additional_holder) {
+            (Record::Order(order), _) if is_public(order) => return None,
+            (Record::Order(_), Some(additional)) => additional.holder,
+            (Record::Order(order), None) => order.holder(),
+            (Record::Cancellation(cancellation), _) => cancellation.holder,
+            (Record::CancelPrivate(cancellation), _) => cancellation.holder,
+            (Record::Head(_), _) => return None,
+        };
+        (!holder.is_known()).then_some(holder)
     }
 
-    /// Whether another item must not come behind this one: an old head behind a new one.
+    /// Returns what makes the message id unique. No other machine has the same, nor has another run
+    /// of this one.
+    pub(crate) fn message_id_suffix(&self, run_id: &str) -> Option<String> {
+        self.unique_number.map(|number| format!("-{run_id}-{number}"))
+    }
+
+    /// Whether `other` must not be stored behind this message: an old head behind a new one.
     pub(crate) fn overrides(&self, other: &Self) -> bool {
         match (&self.record, &other.record) {
             (Record::Head(new), Record::Head(old)) => {
-                old.head.number.saturating_add(MAX_HEAD_AGE) < new.head.number
+                old.head.number.saturating_add(MAX_HEAD_AGE_BLOCKS) < new.head.number
             }
             _ => false,
         }
     }
 }
 
-/// An order of the pool that was published.
-#[derive(Debug, Default)]
-struct Published {
-    /// The comparison that last saw it.
-    comparison: u64,
-    /// The stream may not have it: it is to be published again.
-    is_lost: bool,
-    /// What cancels it, but not what its signer sends later.
-    cancellation: Option<PrivateCancellation>,
-    /// Which of the signers that the host knows have sent it too.
-    holds: Vec<Hold>,
+fn is_public(order: &Order) -> bool {
+    order.as_tx().is_some_and(Transaction::is_public)
 }
 
-/// Follows the events of a pool and remembers what was published of it: an entry for each order that the pool
-/// holds.
+/// What is remembered of an order of the pool that was published.
+#[derive(Debug, Default)]
+struct Published {
+    /// The latest comparison that found the order in the pool.
+    comparison: u64,
+    /// Whether it must be published again, because the stream may not have it.
+    is_lost: bool,
+    /// The cancellation to publish if the order leaves the pool unseen. It does not cancel what its
+    /// signer sends later. Only private transactions with a signer have one.
+    cancellation: Option<PrivateCancellation>,
+    /// The known holders that sent the order too.
+    additional_holders: Vec<AdditionalHolder>,
+}
+
+/// Follows the events of a pool and remembers which orders of the pool were published.
 ///
-/// Orders of the public flow are the same message wherever they come from. Those of the private flow are messages of
-/// their own, and so are cancellations: their sequence matters, and another machine, or an earlier run of this one, may
-/// have seen another.
+/// A public order is the same message on every machine. A private order or a cancellation is a
+/// message of its own on each machine and in each run, because their sequence matters and differs
+/// between machines.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
     flow: Flow,
-    with_heads: bool,
+    publishes_heads: bool,
+    /// One entry for each published order that the pool holds.
     published: HashMap<OrderId, Published>,
+    /// The number of the current comparison.
     comparison: u64,
-    /// Messages with a number of their own so far.
-    numbers: u64,
+    /// How many messages got a unique number.
+    unique_numbers: u64,
     /// The chain as it was published, newest last.
     chain: VecDeque<B256>,
-    /// Heads that were published, the latest last. One that comes back is a message of its own.
-    told: VecDeque<B256>,
-    /// The latest head with the number of its message, and its sequence number in the stream once that is known.
-    latest: (B256, Option<u64>),
-    place: Option<u64>,
-    /// The highest sequence number of a head since the latest one that could be no duplicate.
-    highest: u64,
+    /// The heads that were published, on any branch, latest last. A head that comes back gets a
+    /// unique message id.
+    published_heads: VecDeque<B256>,
+    latest_head: LatestHead,
+}
+
+/// Where the stream stored the latest published head, in relation to this machine's other heads.
+#[derive(Debug, Default)]
+struct LatestHead {
+    hash: B256,
+    unique_number: Option<u64>,
+    /// Its sequence number in the stream, once that is known.
+    sequence: Option<u64>,
+    /// The highest sequence number of this machine's heads since the latest one with a unique id.
+    highest_sequence: u64,
 }
 
 impl Follower {
-    pub(crate) fn new(flow: Flow, with_heads: bool) -> Self {
-        Self { flow, with_heads, ..Self::default() }
+    pub(crate) fn new(flow: Flow, publishes_heads: bool) -> Self {
+        Self { flow, publishes_heads, ..Self::default() }
     }
 
     pub(crate) fn is_private(&self) -> bool {
         self.flow == Flow::Private
     }
 
-    /// The pool is replayed from now on: what was published is not published again, but for cancellations.
+    /// Begins a comparison: the caller now passes the events of a replay of the pool. Orders that
+    /// were published are not published again, cancellations are.
     pub(crate) fn begin_comparison(&mut self) {
         self.comparison += 1;
     }
 
-    /// The replay is over: what it did not contain has left the pool. Why a private transaction has left is not
-    /// known, so it is cancelled: where it was mined or is too late that changes nothing, and a cancellation that
-    /// is not passed on would harm its signer.
+    /// Ends the comparison: orders that the replay did not contain have left the pool. Returns the
+    /// cancellations of the private transactions among them. Nobody knows why they left. If they
+    /// were mined or expired, the cancellation changes nothing; if their signer cancelled them, it
+    /// must reach the builders.
     pub(crate) fn end_comparison(&mut self) -> Vec<Item> {
-        let seen = self.comparison;
-        let absent = self.published.extract_if(|_, published| published.comparison != seen);
-        let absent: Vec<_> = absent.filter_map(|(_, published)| published.cancellation).collect();
-        // After a large pool, its table would stay.
+        let current = self.comparison;
+        let cancellations: Vec<_> = self
+            .published
+            .extract_if(|_, published| published.comparison != current)
+            .filter_map(|(_, published)| published.cancellation)
+            .collect();
+        // The table of a pool that was large for a while is given back.
         self.published.shrink_to(2 * self.published.len());
-        let mut items = Vec::with_capacity(absent.len());
-        for cancellation in absent {
-            items.push(self.own(Record::CancelPrivate(cancellation)));
-        }
-        items
+        cancellations
+            .into_iter()
+            .map(|cancellation| self.unique(Record::CancelPrivate(cancellation)))
+            .collect()
     }
 
-    /// Everything is to be published again: the stream has lost it.
+    /// The stream has lost everything, so everything is to be published again.
     pub(crate) fn forget_all(&mut self) {
-        self.published.values_mut().for_each(|published| published.is_lost = true);
+        for published in self.published.values_mut() {
+            published.is_lost = true;
+        }
         self.chain.clear();
     }
 
-    /// The next comparison publishes it again.
+    /// The message was not sent. The next comparison publishes it again.
     pub(crate) fn forget(&mut self, item: &Item) {
         match &item.record {
-            // It may have been published before, and then its cancellation is to be.
+            // The entry stays: an earlier message may have published the order, and then its
+            // cancellation must be published too.
             Record::Order(order) => {
                 self.published.entry(order.id()).and_modify(|published| published.is_lost = true);
             }
+            // An entry without an order: the comparison finds it absent and publishes the
+            // cancellation.
             Record::CancelPrivate(cancellation) => {
-                // As an order that the replay will not contain.
-                let id = OrderId::Tx(cancellation.hash);
-                let cancellation = Some(*cancellation);
-                let absent = Published { is_lost: true, cancellation, ..Published::default() };
-                self.published.entry(id).or_insert(absent);
+                let absent = Published {
+                    is_lost: true,
+                    cancellation: Some(*cancellation),
+                    ..Published::default()
+                };
+                self.published.entry(OrderId::Tx(cancellation.hash)).or_insert(absent);
             }
             Record::Head(record) => {
-                if let Some(position) = self.place(&record.head.hash) {
+                if let Some(position) = self.chain_position(&record.head.hash) {
                     self.chain.truncate(position);
                 }
             }
@@ -206,167 +251,208 @@ impl Follower {
         }
     }
 
-    /// What is to be published because of an event of a pool.
-    pub(crate) fn on(&mut self, event: &Event, pool: &OrderPool) -> Vec<Item> {
+    /// Returns the messages that an event of the pool requires.
+    pub(crate) fn on_event(&mut self, event: &Event, pool: &OrderPool) -> Vec<Item> {
         let is_private = self.is_private();
         let item = match event {
             Event::Head(head) => return self.on_head(head, pool),
             Event::Added(order) | Event::BecamePublic(order) => return self.on_added(order),
             Event::Held { order, holder, terms } if is_private => {
-                self.on_held(order, Hold { holder: *holder, terms: *terms })
+                self.on_held(order, AdditionalHolder { holder: *holder, terms: *terms })
             }
             Event::Removed { order, .. } => {
                 self.published.remove(&order.id());
                 None
             }
             Event::Cancelled(cancellation) if is_private => {
-                Some(self.own(Record::Cancellation(*cancellation)))
+                Some(self.unique(Record::Cancellation(*cancellation)))
             }
             Event::CancelledPrivate(cancellation) if is_private => {
-                let published = self.published.get_mut(&OrderId::Tx(cancellation.hash));
-                if let Some(Published { cancellation: own, .. }) = published {
-                    // Told now, and not once more at the end of a comparison.
-                    let PrivateCancellation { signer, cancelled_at: at, .. } = *cancellation;
-                    own.take_if(|own| own.signer == signer && own.cancelled_at <= at);
+                let PrivateCancellation { signer, cancelled_at, .. } = *cancellation;
+                if let Some(published) = self.published.get_mut(&OrderId::Tx(cancellation.hash)) {
+                    // It is published now, and not once more at the end of a comparison.
+                    published.cancellation.take_if(|pending| {
+                        pending.signer == signer && pending.cancelled_at <= cancelled_at
+                    });
                 }
-                Some(self.own(Record::CancelPrivate(*cancellation)))
+                Some(self.unique(Record::CancelPrivate(*cancellation)))
             }
             _ => None,
         };
         item.into_iter().collect()
     }
 
-    /// A message that is no other's duplicate.
-    fn own(&mut self, record: Record) -> Item {
-        self.numbers += 1;
-        Item { record, number: Some(self.numbers), hold: None, arrived: None }
+    /// Returns a message that is no duplicate of any other.
+    fn unique(&mut self, record: Record) -> Item {
+        self.unique_numbers += 1;
+        Item { unique_number: Some(self.unique_numbers), ..Item::shared(record) }
     }
 
-    /// Builders count it for that holder too, or what it was told is pooled would leave them with who sent it first.
-    fn on_held(&mut self, order: &Arc<Order>, hold: Hold) -> Option<Item> {
-        if order.as_tx().is_some_and(Transaction::is_public) {
+    /// Publishes a private order for an additional holder, so that builders count it for that
+    /// holder too. Without it, an order that this holder was told is pooled would leave the
+    /// builders' pools together with the share of the holder that sent it first.
+    fn on_held(&mut self, order: &Arc<Order>, additional: AdditionalHolder) -> Option<Item> {
+        if is_public(order) {
             return None;
         }
-        if let Some(Published { holds, .. }) = self.published.get_mut(&order.id())
-            && hold.holder.is_known()
+        if let Some(Published { additional_holders, .. }) = self.published.get_mut(&order.id())
+            && additional.holder.is_known()
         {
-            holds.retain(|other| other.holder != hold.holder);
-            holds.push(hold);
+            additional_holders.retain(|other| other.holder != additional.holder);
+            additional_holders.push(additional);
         }
-        Some(Item { hold: Some(hold), ..self.own(Record::Order(Arc::clone(order))) })
+        let item = self.unique(Record::Order(Arc::clone(order)));
+        Some(Item { additional_holder: Some(additional), ..item })
     }
 
     fn on_added(&mut self, order: &Arc<Order>) -> Vec<Item> {
-        let (comparison, tx) = (self.comparison, order.as_tx());
-        if tx.is_some_and(Transaction::is_public) != (self.flow == Flow::Public) {
-            // A private one that has become public has not left the pool.
-            let published = self.published.entry(order.id());
-            published.and_modify(|published| published.comparison = comparison);
+        let comparison = self.comparison;
+        if is_public(order) != (self.flow == Flow::Public) {
+            // A private transaction that became public has not left the pool.
+            self.published
+                .entry(order.id())
+                .and_modify(|published| published.comparison = comparison);
             return Vec::new();
         }
-        let cancellation = tx.filter(|_| self.is_private()).and_then(|tx| {
-            let signer = tx.private_terms()?.signer?;
-            let (hash, at, holder) = (*tx.hash(), tx.first_seen(), tx.holder());
-            Some(PrivateCancellation { hash, signer, cancelled_at: at, holder })
-        });
+        let cancellation = if self.is_private() { cancellation_of(order) } else { None };
         let is_new = !self.published.contains_key(&order.id());
         let published = self.published.entry(order.id()).or_default();
-        (published.comparison, published.cancellation) = (comparison, cancellation);
-        if !std::mem::take(&mut published.is_lost) && !is_new {
+        published.comparison = comparison;
+        published.cancellation = cancellation;
+        let was_lost = std::mem::take(&mut published.is_lost);
+        if !is_new && !was_lost {
             return Vec::new();
         }
-        let holds = published.holds.clone();
+        let additional_holders = published.additional_holders.clone();
         let record = Record::Order(Arc::clone(order));
         if is_new && self.flow == Flow::Public {
-            return vec![Item { record, number: None, hold: None, arrived: None }];
+            return vec![Item::shared(record)];
         }
-        // The stream may still remember the message id.
-        let first = self.own(record.clone());
-        let others = holds.into_iter().map(Some);
-        let others = others.map(|hold| Item { hold, ..self.own(record.clone()) });
-        std::iter::once(first).chain(others).collect()
+        // A lost order needs a unique id too: the stream may still remember the old one.
+        let mut items = vec![self.unique(record.clone())];
+        for additional in additional_holders {
+            let item = self.unique(record.clone());
+            items.push(Item { additional_holder: Some(additional), ..item });
+        }
+        items
     }
 
-    /// Where a block stands in the chain as it was published.
-    fn place(&self, hash: &B256) -> Option<usize> {
+    /// Whether an order of the pool belongs to this flow and must still be published.
+    pub(crate) fn is_unpublished(&self, order: &Order) -> bool {
+        is_public(order) == (self.flow == Flow::Public)
+            && self.published.get(&order.id()).is_none_or(|published| published.is_lost)
+    }
+
+    /// Returns the position of a block in the chain as it was published.
+    fn chain_position(&self, hash: &B256) -> Option<usize> {
         self.chain.iter().rposition(|known| known == hash)
     }
 
-    /// A head is published with all that its block contains: builders may hold what this pool never held. Before it come
-    /// the blocks since the latest that builders have of its chain: those that the pool took while nothing could be
-    /// published, and all of the last [`MAX_HEAD_AGE`] if the stream is new to this run.
+    /// Publishes a head with all transactions of its block, because builders may hold some that
+    /// this pool never held. The head follows all blocks since the latest one that builders have of
+    /// its chain: blocks that the pool applied while nothing could be published, and all of the
+    /// last [`MAX_HEAD_AGE_BLOCKS`] if the stream is new to this run.
     fn on_head(&mut self, head: &Head, pool: &OrderPool) -> Vec<Item> {
         let is_latest = self.chain.back() == Some(&head.hash);
-        if self.flow != Flow::Public || !self.with_heads || is_latest {
+        if self.flow != Flow::Public || !self.publishes_heads || is_latest {
             return Vec::new();
         }
-        let parent = |block: &Block| {
+        let unpublished_parent = |block: &Block| {
             let Head { number, parent_hash, .. } = &block.head;
-            let is_near = number.saturating_add(MAX_HEAD_AGE) > head.number;
-            (is_near && self.place(parent_hash).is_none()).then(|| pool.block(parent_hash))?
+            let is_recent = number.saturating_add(MAX_HEAD_AGE_BLOCKS) > head.number;
+            if is_recent && self.chain_position(parent_hash).is_none() {
+                pool.block(parent_hash)
+            } else {
+                None
+            }
         };
-        // The pool tells a head when it has taken it wholly, and may have left it meanwhile: the one that it went to follows.
-        let blocks: Vec<_> = successors(pool.block(&head.hash), parent).collect();
+        // The pool emits a head after it has applied it, and may have left it since. Then it does
+        // not have the block, nothing is published, and the head of the other branch follows.
+        let blocks: Vec<_> = successors(pool.block(&head.hash), unpublished_parent).collect();
         blocks.into_iter().rev().map(|block| self.head_item(block)).collect()
     }
 
-    /// The stream has stored an item under this sequence number. Returns the latest head, to be published again, if the
-    /// stream holds it before another head.
-    pub(crate) fn acknowledged(
+    /// Records that the stream has a message at this sequence number. Returns the latest head to be
+    /// published again, if the stream has it below another head of this machine.
+    pub(crate) fn on_stored(
         &mut self,
         item: &Item,
         sequence: u64,
         pool: &OrderPool,
     ) -> Option<Item> {
         let Record::Head(record) = &item.record else { return None };
-        self.highest = self.highest.max(sequence);
-        if (record.head.hash, item.number) == self.latest {
-            self.place = Some(sequence);
+        let latest = &mut self.latest_head;
+        latest.highest_sequence = latest.highest_sequence.max(sequence);
+        if record.head.hash == latest.hash && item.unique_number == latest.unique_number {
+            latest.sequence = Some(sequence);
         }
-        self.place.filter(|place| *place < self.highest)?;
-        // One that a reorg has undone is followed by another.
-        let Block { head, mined, .. } = pool.block(&self.latest.0)?;
-        Some(self.own_head(HeadRecord { head, previous: head.hash, mined: listed(&head, &mined) }))
+        if latest.sequence.is_none_or(|sequence| sequence >= latest.highest_sequence) {
+            return None;
+        }
+        // If a reorg has undone the head, the pool has no block, and the next head follows.
+        let Block { head, mined, .. } = pool.block(&latest.hash)?;
+        let mined = limit_mined(&head, &mined);
+        Some(self.unique_head(HeadRecord { head, previous: head.hash, mined }))
     }
 
-    /// A head that is no other's duplicate: all that is stored later stands behind it, also in a stream that was made anew.
-    fn own_head(&mut self, record: HeadRecord) -> Item {
+    /// Returns a head that is no duplicate. Everything that is stored later has a higher sequence
+    /// number than it, also in a stream that was recreated.
+    fn unique_head(&mut self, record: HeadRecord) -> Item {
         let hash = record.head.hash;
-        let item = self.own(Record::Head(record.into()));
-        (self.latest, self.place, self.highest) = ((hash, item.number), None, 0);
+        let item = self.unique(Record::Head(record.into()));
+        let unique_number = item.unique_number;
+        self.latest_head = LatestHead { hash, unique_number, sequence: None, highest_sequence: 0 };
         item
     }
 
     fn head_item(&mut self, Block { head, mined, .. }: Block) -> Item {
         let previous = self.chain.back().copied().unwrap_or_default();
-        // Of the blocks that it replaces one may come back.
-        self.chain.truncate(self.place(&head.parent_hash).map_or(0, |parent| parent + 1));
+        // The blocks that this head replaces leave the chain: one of them may come back.
+        self.chain.truncate(self.chain_position(&head.parent_hash).map_or(0, |parent| parent + 1));
         self.chain.push_back(head.hash);
-        if self.chain.len() > MAX_CHAIN {
+        if self.chain.len() > MAX_CHAIN_BLOCKS {
             self.chain.pop_front();
         }
-        let record = HeadRecord { head, previous, mined: listed(&head, &mined) };
-        let is_told = self.told.contains(&head.hash);
-        if !is_told {
-            self.told.push_back(head.hash);
-            if self.told.len() > 2 * MAX_CHAIN {
-                self.told.pop_front();
+        let record = HeadRecord { head, previous, mined: limit_mined(&head, &mined) };
+        let comes_back = self.published_heads.contains(&head.hash);
+        if !comes_back {
+            self.published_heads.push_back(head.hash);
+            if self.published_heads.len() > 2 * MAX_CHAIN_BLOCKS {
+                self.published_heads.pop_front();
             }
         }
-        if is_told || previous != head.parent_hash {
-            return self.own_head(record);
+        if comes_back || previous != head.parent_hash {
+            return self.unique_head(record);
         }
-        (self.latest, self.place) = ((head.hash, None), None);
-        let record = Record::Head(record.into());
-        Item { record, number: None, hold: None, arrived: None }
+        self.latest_head.hash = head.hash;
+        self.latest_head.unique_number = None;
+        self.latest_head.sequence = None;
+        Item::shared(Record::Head(record.into()))
     }
 }
 
-/// What a block contains, as far as it fits into a message.
-fn listed(head: &Head, mined: &[B256]) -> Vec<B256> {
-    let (number, count) = (head.number, mined.len());
+/// Returns the cancellation of a private transaction that has a signer.
+fn cancellation_of(order: &Order) -> Option<PrivateCancellation> {
+    let tx = order.as_tx()?;
+    let signer = tx.private_terms()?.signer?;
+    Some(PrivateCancellation {
+        hash: *tx.hash(),
+        signer,
+        cancelled_at: tx.first_seen(),
+        holder: tx.holder(),
+    })
+}
+
+/// Returns the transactions of a block, as many as fit into a message.
+fn limit_mined(head: &Head, mined: &[B256]) -> Vec<B256> {
+    let count = mined.len();
     if count > MAX_MINED {
-        tracing::warn!(number, count, MAX_MINED, "a block is too large for one message");
+        tracing::warn!(
+            number = head.number,
+            count,
+            limit = MAX_MINED,
+            "a block has more transactions than fit into one message: the rest is left out"
+        );
     }
     mined[..count.min(MAX_MINED)].to_vec()
 }

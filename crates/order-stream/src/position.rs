@@ -1,118 +1,138 @@
-//! The position in a stream: what comes next, and what is missing. Pure.
+//! Tracks the position of a source in its stream: which message comes next, and which are missing.
+//! Pure.
 
 use async_nats::jetstream::stream::Info;
 
+/// What to do with a message that the consumer delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Deliver it. The stream no longer has this many messages before it.
-    Deliver { missed: u64 },
-    /// It is the latest one that was delivered: the stream is still the same.
-    Latest,
-    /// The consumer left something out: read again from [`Position::start`].
-    Hole,
-    /// Another message was delivered in its place: the stream lost its end and was filled again. Read everything.
-    Refilled,
+    /// Process it. The stream no longer has `missed` messages before it.
+    Process { missed: u64 },
+    /// It was processed before. It shows that the stream is still the same.
+    AlreadyProcessed,
+    /// The consumer has left out a message. Read again from [`Position::start`].
+    Gap,
+    /// The stream has another message at a sequence number that was processed: it lost its end and
+    /// was filled again. Read it from its start.
+    Rewritten,
 }
 
-/// Where a message stands.
+/// The sequence numbers of a delivered message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) sequence: u64,
-    /// Its number among the messages that its consumer has delivered, from 1.
-    pub(crate) delivery: u64,
-    /// When the server stored it, in nanoseconds.
-    pub(crate) stored: i128,
+pub(crate) struct Delivery {
+    /// The sequence number in the stream.
+    pub(crate) stream_sequence: u64,
+    /// The number among the messages that its consumer has delivered, from 1.
+    pub(crate) consumer_sequence: u64,
+    /// When the server stored the message, in nanoseconds since the Unix epoch.
+    pub(crate) stored_at: i128,
 }
 
-/// What the server says of a stream.
+/// What the server reports about the messages of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// When it was made, in nanoseconds.
+    /// When the stream was created, in nanoseconds since the Unix epoch.
     pub(crate) created: i128,
     /// The sequence number of its oldest message.
     pub(crate) first: u64,
-    /// That of the latest message that it ever had.
+    /// The sequence number of the latest message that it ever had.
     pub(crate) last: u64,
+    /// How many messages it holds.
     pub(crate) messages: u64,
 }
 
 impl From<&Info> for Extent {
     fn from(Info { created, state, .. }: &Info) -> Self {
-        let (first, last, messages) = (state.first_sequence, state.last_sequence, state.messages);
-        Self { created: created.unix_timestamp_nanos(), first, last, messages }
+        Self {
+            created: created.unix_timestamp_nanos(),
+            first: state.first_sequence,
+            last: state.last_sequence,
+            messages: state.messages,
+        }
     }
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Position {
-    /// 0 until anything is known: the oldest message, whatever its number.
+    /// The sequence number of the next message; 0 before anything is known, which stands for the
+    /// oldest message, whatever its number is.
     next: u64,
-    /// When the message before `next` was stored, if it was delivered.
-    latest: Option<i128>,
-    /// Messages that the present consumer has delivered.
+    /// When the message before `next` was stored, if it was processed.
+    previous_stored_at: Option<i128>,
+    /// How many messages the current consumer has delivered.
     delivered: u64,
-    /// When the stream was made.
+    /// When the stream was created.
     created: Option<i128>,
 }
 
 impl Position {
-    /// The sequence number to read from: that of the latest message again, which is compared; `None` is from the
-    /// oldest.
+    /// Returns the sequence number to read from; `None` stands for the oldest message. The latest
+    /// processed message is read again, to compare it.
     pub(crate) const fn start(&self) -> Option<u64> {
-        match (self.next, self.latest) {
+        match (self.next, self.previous_stored_at) {
             (0, _) => None,
             (next, None) => Some(next),
             (next, Some(_)) => Some(next - 1),
         }
     }
 
-    /// Whether this is another stream than before, or one that has lost its end.
-    pub(crate) fn is_other(&self, extent: &Extent) -> bool {
+    /// Whether the stream was recreated or has lost its end.
+    pub(crate) fn is_reset(&self, extent: &Extent) -> bool {
         self.created.is_some_and(|created| created != extent.created)
             || self.next > extent.last.saturating_add(1)
     }
 
-    /// Reading begins with a new consumer, for the first time or after a failure. Returns how many messages the stream no
-    /// longer has, or `None` if it is another one, which is read from its start.
+    /// Begins to read with a new consumer, for the first time or after a failure. Returns how many
+    /// messages the stream no longer has, or `None` if it was reset, so that it is read from its
+    /// start.
     pub(crate) fn begin(&mut self, extent: &Extent) -> Option<u64> {
-        let is_other = self.is_other(extent);
-        if is_other {
-            (self.next, self.latest) = (0, None);
+        let is_reset = self.is_reset(extent);
+        if is_reset {
+            self.restart();
         }
-        (self.created, self.delivered) = (Some(extent.created), 0);
+        self.created = Some(extent.created);
+        self.delivered = 0;
         if self.next == 0 && extent.messages == 0 {
             self.next = extent.last.saturating_add(1);
         }
         let mut missed = 0;
         if self.next != 0 && extent.first > self.next {
             missed = extent.first - self.next;
-            (self.next, self.latest) = (extent.first, None);
+            self.next = extent.first;
+            self.previous_stored_at = None;
         }
-        (!is_other).then_some(missed)
+        (!is_reset).then_some(missed)
     }
 
-    /// A message that the consumer delivers. Its numbers have no holes, while those of the stream have one where messages
-    /// were deleted or have expired.
-    pub(crate) fn on(&mut self, place: Place) -> Step {
-        if place.delivery != self.delivered + 1 {
-            return Step::Hole;
+    /// Decides about a message that the consumer delivers. Consumer sequence numbers have no gaps.
+    /// Stream sequence numbers have gaps where messages were deleted or have expired.
+    pub(crate) fn on_delivery(&mut self, delivery: Delivery) -> Step {
+        let sequence = delivery.stream_sequence;
+        if delivery.consumer_sequence != self.delivered + 1 {
+            return Step::Gap;
         }
         self.delivered += 1;
-        let missed = match self.next {
-            0 => 0,
-            next if place.sequence.saturating_add(1) == next
-                && self.latest == Some(place.stored) =>
-            {
-                return Step::Latest;
-            }
-            next if place.sequence < next => {
-                (self.next, self.latest) = (0, None);
-                return Step::Refilled;
-            }
-            next => place.sequence - next,
+        let missed = if self.next == 0 {
+            0
+        } else if sequence.saturating_add(1) == self.next
+            && self.previous_stored_at == Some(delivery.stored_at)
+        {
+            return Step::AlreadyProcessed;
+        } else if sequence < self.next {
+            self.restart();
+            return Step::Rewritten;
+        } else {
+            sequence - self.next
         };
-        (self.next, self.latest) = (place.sequence.saturating_add(1), Some(place.stored));
-        Step::Deliver { missed }
+        self.next = sequence.saturating_add(1);
+        self.previous_stored_at = Some(delivery.stored_at);
+        Step::Process { missed }
+    }
+
+    /// The stream is read from its start again.
+    fn restart(&mut self) {
+        self.next = 0;
+        self.previous_stored_at = None;
     }
 }
 
@@ -124,26 +144,28 @@ mod tests {
         Extent { created: 1, first, last, messages: (last + 1).saturating_sub(first) }
     }
 
-    /// A message that was stored at the time of its number.
-    fn at(sequence: u64, delivery: u64) -> Place {
-        Place { sequence, delivery, stored: sequence.into() }
+    /// A message that was stored at the time that equals its sequence number.
+    fn delivery(stream_sequence: u64, consumer_sequence: u64) -> Delivery {
+        Delivery { stream_sequence, consumer_sequence, stored_at: stream_sequence.into() }
     }
 
-    const NEXT: Step = Step::Deliver { missed: 0 };
+    const PROCESS: Step = Step::Process { missed: 0 };
 
-    fn after_nine() -> Position {
+    fn after_nine_messages() -> Position {
         let mut position = Position::default();
         assert_eq!(position.begin(&extent(1, 9)), Some(0));
-        (1..=9).for_each(|n| assert_eq!(position.on(at(n, n)), NEXT));
+        for sequence in 1..=9 {
+            assert_eq!(position.on_delivery(delivery(sequence, sequence)), PROCESS);
+        }
         position
     }
 
     #[test]
-    fn a_new_source_begins_with_the_oldest_message_and_misses_nothing() {
+    fn a_new_source_begins_with_the_oldest_message_and_misses_none() {
         let mut position = Position::default();
         assert_eq!((position.begin(&extent(5, 9)), position.start()), (Some(0), None));
-        assert_eq!(position.on(at(6, 1)), NEXT, "the fifth has expired meanwhile");
-        assert_eq!(position.on(at(7, 2)), NEXT);
+        assert_eq!(position.on_delivery(delivery(6, 1)), PROCESS, "the fifth has just expired");
+        assert_eq!(position.on_delivery(delivery(7, 2)), PROCESS);
         assert_eq!(position.start(), Some(7), "the seventh is compared");
     }
 
@@ -152,42 +174,50 @@ mod tests {
         let mut position = Position::default();
         assert_eq!((position.begin(&extent(10, 9)), position.start()), (Some(0), Some(10)));
         assert_eq!(position.begin(&extent(12, 15)), Some(2), "two came and expired");
-        assert_eq!((position.start(), position.on(at(12, 1))), (Some(12), NEXT));
+        assert_eq!(position.start(), Some(12));
+        assert_eq!(position.on_delivery(delivery(12, 1)), PROCESS);
     }
 
     #[test]
-    fn what_the_stream_no_longer_has_is_missed_and_what_a_consumer_leaves_out_is_read_again() {
-        let mut position = after_nine();
-        assert_eq!(position.on(at(12, 10)), Step::Deliver { missed: 2 }, "two were deleted");
-        assert_eq!(position.on(at(14, 12)), Step::Hole, "the eleventh delivery is missing");
+    fn only_gaps_of_the_consumer_are_read_again() {
+        let mut position = after_nine_messages();
+        let after_two_deleted = position.on_delivery(delivery(12, 10));
+        assert_eq!(after_two_deleted, Step::Process { missed: 2 });
+        let without_the_eleventh_delivery = position.on_delivery(delivery(14, 12));
+        assert_eq!(without_the_eleventh_delivery, Step::Gap);
         assert_eq!((position.begin(&extent(1, 20)), position.start()), (Some(0), Some(12)));
-        let again = [at(12, 1), at(13, 2), at(14, 3)].map(|place| position.on(place));
-        assert_eq!(again, [Step::Latest, NEXT, NEXT]);
+        let again = [delivery(12, 1), delivery(13, 2), delivery(14, 3)]
+            .map(|delivery| position.on_delivery(delivery));
+        assert_eq!(again, [Step::AlreadyProcessed, PROCESS, PROCESS]);
         assert_eq!(position.begin(&extent(18, 20)), Some(3), "it was away for too long");
-        assert_eq!((position.start(), position.on(at(18, 1))), (Some(18), NEXT));
+        assert_eq!(position.start(), Some(18));
+        assert_eq!(position.on_delivery(delivery(18, 1)), PROCESS);
     }
 
     #[test]
-    fn a_stream_that_was_made_anew_or_lost_its_end_is_read_from_its_start() {
-        for other in [Extent { created: 2, ..extent(1, 20) }, extent(1, 5)] {
-            let mut position = after_nine();
-            assert_eq!((position.is_other(&other), position.begin(&other)), (true, None));
-            assert_eq!((position.start(), position.on(at(1, 1))), (None, NEXT));
+    fn a_recreated_or_shortened_stream_is_read_from_its_start() {
+        for reset in [Extent { created: 2, ..extent(1, 20) }, extent(1, 5)] {
+            let mut position = after_nine_messages();
+            assert_eq!((position.is_reset(&reset), position.begin(&reset)), (true, None));
+            assert_eq!(position.start(), None);
+            assert_eq!(position.on_delivery(delivery(1, 1)), PROCESS);
         }
-        let mut position = after_nine();
+        let mut position = after_nine_messages();
         assert_eq!(position.begin(&Extent { created: 2, ..extent(4, 3) }), None);
-        assert_eq!(position.start(), Some(4), "and it is empty");
+        assert_eq!(position.start(), Some(4), "it is empty");
     }
 
     #[test]
-    fn a_stream_that_lost_its_end_and_was_filled_again_is_read_from_its_start() {
-        let mut position = after_nine();
-        // As long as before, or longer: its extent alone does not show it.
+    fn a_shortened_stream_that_grew_again_is_read_from_its_start() {
+        let mut position = after_nine_messages();
+        // It is as long as before or longer, so its extent does not show the loss.
         assert_eq!((position.begin(&extent(1, 12)), position.start()), (Some(0), Some(9)));
-        assert_eq!(position.on(Place { stored: 99, ..at(9, 1) }), Step::Refilled);
+        let other = Delivery { stored_at: 99, ..delivery(9, 1) };
+        assert_eq!(position.on_delivery(other), Step::Rewritten);
         assert_eq!((position.begin(&extent(1, 12)), position.start()), (Some(0), None));
-        assert_eq!(position.on(at(1, 1)), NEXT);
-        let mut position = after_nine();
-        assert_eq!(position.on(at(4, 10)), Step::Refilled, "while it was read");
+        assert_eq!(position.on_delivery(delivery(1, 1)), PROCESS);
+        let mut position = after_nine_messages();
+        let earlier = position.on_delivery(delivery(4, 10));
+        assert_eq!(earlier, Step::Rewritten, "it happened while the stream was read");
     }
 }

@@ -1,28 +1,36 @@
-//! The thread that follows a pool and publishes what it holds.
+//! The publisher: follows a pool and publishes what it holds.
 //!
 //! # Why publisher and source are built this way
 //!
-//! Both have a pure core (window, position, what of a pool is published) under a thread with a runtime of its own.
+//! Both have a pure core (window, position, follower) that a thread with a runtime of its own
+//! drives.
 //!
-//! - **The message id of a public order is the order's.** Any number of machines publish all they
-//!   have. No machine has to know of the others, and each may end at any time.
-//! - **A publisher remembers which of the pool's orders it has published, and no bytes.** So an
-//!   outage of any length needs no queue. In the private flow it first goes on in the pool's log: a
-//!   cancellation that the pool has forgotten is there.
-//! - **A publisher and a source are of one flow.** Private orders have a stream, credentials and a connection of their own,
-//!   so a mistake in the rights of one flow shows nothing of the other.
-//! - **The client's own reconnect is not used.** It hides the reason of a loss, and what was lost with it.
-//! - **A stream that stores nothing gets one message at a time**, the oldest, after growing pauses: without a leader the
-//!   server responds at once, and 4,096 messages would be refused in a loop. A missing response counts as the same.
-//! - **A source acknowledges nothing.** Its position is a sequence number of its own, and the server's consumer is only a
-//!   reader that begins there; it is kept in memory and made anew after any failure. A hole in the consumer's own numbers is
-//!   read again; a hole in the stream's numbers without one in the consumer's is what the stream no longer has.
-//! - **The client's ordered consumer is not used.** It names each new consumer differently, so that rights could not name a
-//!   source, and tries forever to make a consumer of a stream that is missing or denied.
-//! - **A source decodes and inserts on the thread that reads.** Neither recovers or proves anything, so both take
-//!   microseconds; what is not read stays on the server, whose requests are bounded in bytes.
-//! - **The machine is in the subject**, because the server grants rights for subjects: a name inside the message would be
-//!   whatever its sender writes.
+//! - **The message id of a public order is the order's hash.** Any number of machines publish all
+//!   their orders. No machine needs to know of the others, and each may end at any time.
+//! - **A publisher remembers which of the pool's orders it has published, but no bytes.** So an
+//!   outage of any length needs no queue. In the private flow it first continues to read the pool's
+//!   log, which still has cancellations that the pool has forgotten.
+//! - **A publisher and a source serve one flow each.** Private orders have a stream, credentials
+//!   and a connection of their own, so a mistake in the rights of one flow exposes nothing of the
+//!   other.
+//! - **The client's own reconnect is not used.** It hides the reason of a loss, and which messages
+//!   were lost.
+//! - **A stream that stores nothing gets one message at a time**, the oldest, after growing pauses.
+//!   Without a leader the server responds at once, and would refuse 4,096 messages in a loop. A
+//!   missing response counts as a failure too.
+//! - **A source acknowledges nothing.** It tracks its own sequence number, and the server's
+//!   consumer is only a reader that begins there. The server keeps the consumer in memory, and the
+//!   source creates another one after any failure. A gap in the consumer's sequence is read again.
+//!   A gap in the stream's sequence without one in the consumer's consists of messages that the
+//!   stream no longer has.
+//! - **The client's ordered consumer is not used.** It gives each new consumer another name, so
+//!   rights could not name a source. It also tries forever to create a consumer of a stream that is
+//!   missing or denied.
+//! - **A source decodes and inserts on the thread that reads.** It recovers no sender and verifies
+//!   no proof, so both take microseconds. Unread messages stay on the server, whose responses are
+//!   bounded in bytes.
+//! - **The subject names the machine**, because the server grants rights by subject. A name inside
+//!   the message could be forged.
 
 mod session;
 
@@ -39,35 +47,37 @@ use crate::{
     clock::WallClock,
     config::PublisherConfig,
     error::StreamError,
+    fair_queue::FairQueue,
     follow::{Follower, Item},
-    identity::Identity,
-    metrics::{PublisherCounters, PublisherStats, label},
-    running::{Running, Shown},
+    metrics::{PublisherCounters, PublisherStats, flow_label},
     state::State,
+    stream_check::StreamCheck,
     streams::{stream_name, subjects},
-    turns::Turns,
     window::Window,
+    worker::{Status, Worker},
 };
 
-/// Publishes the orders of a pool: those that it holds, then every new one, each stored once however many machines
-/// publish it. Dropping it stops it without waiting.
+/// Publishes the orders of a pool: those that it holds, then every new one. The stream stores each
+/// public order once, however many machines publish it. Dropping the publisher stops it without
+/// waiting.
 ///
-/// The pool does not wait for it: while its window is full, events stay in the pool's log, whose
-/// caps bound it, and so do all events of the pool while a publisher of the private flow has lost its
-/// connection. It holds a handle of the pool, whose other subscriptions therefore do not end before it
-/// does.
-pub type Publisher = Running<PublisherStats>;
+/// The pool does not wait for the publisher. While its window is full, events stay in the pool's
+/// log, which the pool's caps bound. The same holds for all events of the pool while a publisher of
+/// the private flow has no connection. The publisher holds a handle of the pool, so the pool's
+/// other subscriptions do not end before the publisher does.
+pub type Publisher = Worker<PublisherStats>;
 
 impl Publisher {
-    /// Starts publishing. The stream must exist: see [`ensure_stream`](crate::ensure_stream).
+    /// Starts publishing. The stream must exist, see [`ensure_stream`](crate::ensure_stream).
     ///
     /// # Errors
-    /// The configuration is out of bounds, or the thread cannot be started.
+    /// The configuration is invalid, or the thread cannot be started.
     pub fn start(pool: &OrderPool, config: PublisherConfig) -> Result<Self, StreamError> {
         Self::with_clock(pool, config, WallClock::default())
     }
 
-    /// As [`Self::start`], with the clock that has timed the orders of the pool.
+    /// Starts publishing with another clock of this machine, which must be the clock that times the
+    /// pool's orders.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -77,77 +87,81 @@ impl Publisher {
         clock: WallClock,
     ) -> Result<Self, StreamError> {
         config.validate()?;
-        let run = Run::new(pool, &config, clock);
-        let (counters, shown) = (Arc::clone(&run.counters), run.shown.clone());
+        let task = PublisherTask::new(pool, &config, clock);
+        let counters = Arc::clone(&task.counters);
+        let status = task.status.clone();
         let stats = move || counters.stats();
         let PublisherConfig { server, machine, .. } = config;
-        Self::spawn("order-stream-publish", server, machine, shown, stats, run)
+        Self::spawn("order-stream-publish", server, machine, status, stats, task)
     }
 }
 
-/// A publisher that has stored nothing for as long, although something waits or because no server can be used, is not
-/// [ready](Publisher::readiness).
+/// A publisher is not [ready](Publisher::readiness) when it has stored nothing for this long,
+/// although something waits or because no server can be used.
 pub const UNSTORED_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often the log says what a publisher waits for that has stored nothing for as long.
-const UNSTORED_NOTICE: Duration = Duration::from_secs(15);
+/// How often the log says what a publisher waits for that has stored nothing for this long.
+const UNSTORED_LOG_INTERVAL: Duration = Duration::from_secs(15);
 
 impl Publisher {
-    /// For how long nothing was stored, although something waits or because no server can be used; `None` if the stream
-    /// has everything. [`Duration::MAX`] before the first connection.
+    /// Returns for how long nothing was stored, although something waits or because no server can
+    /// be used. Returns `None` if the stream has everything, and [`Duration::MAX`] before the first
+    /// connection.
     #[must_use]
     pub fn unstored_for(&self) -> Option<Duration> {
         self.unstored.duration()
     }
 
-    /// Returns a function that says whether what the pool accepts now can be expected to reach builders: not while nothing
-    /// was stored for [`UNSTORED_LIMIT`]. It takes a lock for some nanoseconds, and works after the publisher has ended.
+    /// Returns a function that says whether the pool's new orders can be expected to reach
+    /// builders. They cannot while nothing was stored for [`UNSTORED_LIMIT`]. The function takes a
+    /// lock for some nanoseconds, and works after the publisher has ended.
     pub fn readiness(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let unstored = self.unstored.clone();
         move || unstored.duration().is_none_or(|duration| duration < UNSTORED_LIMIT)
     }
 }
 
-struct Run {
+struct PublisherTask {
     pool: OrderPool,
     clock: WallClock,
     stream: String,
+    /// The subject of orders, then that of heads or cancellations.
     subjects: [Subject; 2],
-    /// Part of the message ids that are this publisher's alone: no other machine and no later run has the same.
+    /// Part of the unique message ids. No other machine and no other run has the same.
     run_id: String,
-    shown: Shown,
+    status: Status,
     counters: Arc<PublisherCounters>,
     follower: Follower,
-    /// It is read while there is a connection. Without one only the private flow has it: the pool's log keeps what is unread.
+    /// The pool's events, which are read while there is a connection. Without one, only the private
+    /// flow keeps its subscription, and the pool's log keeps the unread events.
     events: Option<Subscription>,
-    /// Whether the pool is replayed.
-    comparing: bool,
-    /// What is to be published before other events are read. What strangers send does not hold them up.
-    held: VecDeque<Item>,
-    /// What strangers have sent and is not published yet.
-    turns: Turns,
+    /// Whether the pool is replayed for a comparison.
+    is_comparing: bool,
+    /// Messages that must be published before more events are read. Messages of unknown callers are
+    /// in `fair_queue` instead, so they hold up no event.
+    outbox: VecDeque<Item>,
+    /// Messages of unknown callers that are not published yet.
+    fair_queue: FairQueue,
     window: Window,
-    identity: Identity,
+    stream_check: StreamCheck,
     /// Whether the stream has acknowledged a message over this connection.
-    is_acknowledged: bool,
-    noticed_at: Option<Instant>,
+    has_acknowledged: bool,
+    /// When the log last said that nothing is stored.
+    unstored_logged_at: Option<Instant>,
 }
 
-impl Run {
-    fn new(
-        pool: &OrderPool,
-        &PublisherConfig { flow, chain_id, ref machine, heads, .. }: &PublisherConfig,
-        clock: WallClock,
-    ) -> Self {
-        let counters = Arc::new(PublisherCounters::labelled(&[label(flow)]));
-        let micros = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
+impl PublisherTask {
+    fn new(pool: &OrderPool, config: &PublisherConfig, clock: WallClock) -> Self {
+        let PublisherConfig { flow, chain_id, ref machine, heads, .. } = *config;
+        let counters = Arc::new(PublisherCounters::labelled(&[flow_label(flow)]));
+        let started_micros = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         Self {
             pool: pool.clone(),
             clock,
             stream: stream_name(flow, chain_id),
             subjects: subjects(flow, chain_id, machine),
-            run_id: format!("{machine}-{micros:x}"),
-            shown: Shown::new(
+            run_id: format!("{machine}-{started_micros:x}"),
+            status: Status::new(
                 counters.state[0].clone(),
                 counters.clock_offset[0].clone(),
                 "publisher",
@@ -156,74 +170,107 @@ impl Run {
             counters,
             follower: Follower::new(flow, heads),
             events: None,
-            comparing: false,
-            held: VecDeque::new(),
-            turns: Turns::default(),
+            is_comparing: false,
+            outbox: VecDeque::new(),
+            fair_queue: FairQueue::default(),
             window: Window::default(),
-            identity: Identity::default(),
-            is_acknowledged: false,
-            noticed_at: None,
+            stream_check: StreamCheck::default(),
+            has_acknowledged: false,
+            unstored_logged_at: None,
         }
     }
 
-    /// The pool is replayed from now on.
-    fn compare(&mut self) {
+    /// Begins a comparison: the pool is replayed from now on.
+    fn begin_comparison(&mut self) {
         self.events = Some(self.pool.subscribe_all());
-        // What left before is not told any more, nor why.
-        self.counters.unsent.add(self.turns.retain(|id| self.pool.contains(id.hash())));
+        // The replay does not report what left the pool before it, nor why.
+        self.counters.unsent.add(self.fair_queue.retain(|id| self.pool.contains(id.hash())));
         self.follower.begin_comparison();
         self.counters.comparisons.add(1);
-        self.comparing = true;
+        self.is_comparing = true;
     }
 
-    fn end_comparison(&mut self) {
-        if self.comparing && !self.is_replaying() {
-            self.comparing = false;
+    fn end_comparison_if_replayed(&mut self) {
+        if self.is_comparing && !self.is_replaying() {
+            self.is_comparing = false;
             let items = self.follower.end_comparison();
-            self.hold(items);
+            self.enqueue(items);
         }
     }
 
-    /// Takes what is to be published.
-    fn hold(&mut self, items: impl IntoIterator<Item = Item>) {
+    /// Queues messages to be published.
+    fn enqueue(&mut self, items: impl IntoIterator<Item = Item>) {
         for mut item in items {
-            item.arrived = item.record.arrived().map(|arrival| self.clock.instant_of(arrival));
-            match item.stranger() {
-                None => self.held.push_back(item),
-                Some(holder) => self.counters.unsent.add(self.turns.push(holder, item)),
+            let received_at = item.record.received_at();
+            item.received_at = received_at.map(|received_at| self.clock.to_instant(received_at));
+            match item.unknown_caller() {
+                None => self.outbox.push_back(item),
+                Some(holder) => self.counters.unsent.add(self.fair_queue.push(holder, item)),
             }
         }
     }
 
-    /// The connection has ended. The private flow goes on in the pool's log with the next one, as the pool may forget a
-    /// cancellation meanwhile. Else that one begins with a comparison.
-    fn disconnected(&mut self) {
-        if !self.follower.is_private() || self.comparing {
+    /// The connection has ended. The private flow continues to read the pool's log with the next
+    /// connection, because the pool may forget a cancellation meanwhile. Otherwise the next
+    /// connection begins with a comparison.
+    fn on_disconnected(&mut self) {
+        if !self.follower.is_private() || self.is_comparing {
             self.events = None;
-            // The latest first: of several heads the one before the earliest was published.
-            self.held.drain(..).rev().for_each(|item| self.follower.forget(&item));
+            // The latest first: the head before the earliest unsent one was published.
+            for item in self.outbox.drain(..).rev() {
+                self.follower.forget(&item);
+            }
         }
-        self.counters.unfinished.set(self.window.len() as f64);
-        self.shown.unstored.begin(Instant::now());
-        self.notice_unstored();
+        self.status.unstored.begin(Instant::now());
+        self.report_without_connection();
     }
 
-    /// Says in the log what it waits for.
-    fn notice_unstored(&mut self) {
-        let Some(unstored_for) = self.shown.unstored.duration() else {
-            self.noticed_at = None;
+    /// Updates the gauges while there is no connection. Orders of the pool wait for one.
+    fn report_without_connection(&mut self) {
+        let unpublished = self.count_unpublished();
+        self.counters.unpublished.set(unpublished);
+        self.counters.unfinished.set((self.window.len() as u64 + unpublished) as f64);
+        self.log_if_unstored();
+    }
+
+    /// Counts the orders of the pool, and the queued messages, that are not published yet. Those of
+    /// unknown callers in the fair queue are not included.
+    fn count_unpublished(&self) -> u64 {
+        let mut count = self.outbox.len() as u64;
+        let mut replay = self.pool.subscribe_all();
+        while replay.is_replaying() {
+            match replay.try_next() {
+                Some(Ok(Event::Added(order))) if self.follower.is_unpublished(&order) => {
+                    count += 1;
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
+        count
+    }
+
+    /// Says in the log what the publisher waits for, if it has stored nothing for long.
+    fn log_if_unstored(&mut self) {
+        let Some(unstored_for) = self.status.unstored.duration() else {
+            self.unstored_logged_at = None;
             return;
         };
-        let is_noticed = self.noticed_at.is_some_and(|then| then.elapsed() < UNSTORED_NOTICE);
-        if unstored_for < UNSTORED_NOTICE || unstored_for == Duration::MAX || is_noticed {
+        let is_due = self
+            .unstored_logged_at
+            .is_none_or(|logged_at| logged_at.elapsed() >= UNSTORED_LOG_INTERVAL);
+        if unstored_for < UNSTORED_LOG_INTERVAL || unstored_for == Duration::MAX || !is_due {
             return;
         }
-        self.noticed_at = Some(Instant::now());
-        let (state, unfinished) = (self.shown.get(), self.window.len());
+        self.unstored_logged_at = Some(Instant::now());
         tracing::warn!(
-            stream = self.stream, %state, unfinished, ?unstored_for,
-            "nothing is stored: the stream has no leader, or its server has disabled JetStream, which it does when its disk \
-             is full and undoes only when it is restarted: see `disabled` on its page /jsz",
+            stream = self.stream,
+            state = %self.status.get(),
+            unfinished = self.window.len(),
+            ?unstored_for,
+            "nothing is stored: the stream has no leader, or its server has disabled JetStream, \
+             which it does when its disk is full and undoes only when it is restarted: see \
+             `disabled` on its page /jsz",
         );
     }
 
@@ -231,94 +278,122 @@ impl Run {
         self.events.as_ref().is_some_and(Subscription::is_replaying)
     }
 
-    fn is_all_read(&self) -> bool {
+    fn has_read_all_events(&self) -> bool {
         let events = self.events.as_ref();
         events.is_some_and(|events| !events.is_replaying() && events.behind() == 0)
     }
 
     fn is_done(&self) -> bool {
-        self.is_all_read()
-            && self.held.is_empty()
-            && self.turns.len() == 0
+        self.has_read_all_events()
+            && self.outbox.is_empty()
+            && self.fair_queue.len() == 0
             && self.window.len() == 0
     }
 
-    fn show(&mut self) {
+    /// Updates the state and the gauges.
+    fn report(&mut self) {
         let window = &self.window;
-        if window.len() > 0 || !self.held.is_empty() {
-            self.shown.unstored.begin(Instant::now());
-        } else if !self.comparing {
-            self.shown.unstored.end();
+        if window.len() > 0 || !self.outbox.is_empty() {
+            self.status.unstored.begin(Instant::now());
+        } else if !self.is_comparing {
+            self.status.unstored.end();
         }
-        let unstored_for = self.shown.unstored.duration().unwrap_or_default();
-        self.shown.set(match window.trouble() {
-            Some(trouble) => trouble,
+        let unstored_for = self.status.unstored.duration().unwrap_or_default();
+        self.status.set(match window.outage() {
+            Some(state) => state,
             None if window.len() > 0 && unstored_for >= UNSTORED_LIMIT => State::Unavailable,
-            None if self.comparing || (window.len() > 0 && !self.is_acknowledged) => {
+            None if self.is_comparing || (window.len() > 0 && !self.has_acknowledged) => {
                 State::CatchingUp
             }
-            None if !self.held.is_empty() => State::Lagging,
+            None if !self.outbox.is_empty() => State::Lagging,
             None => State::Live,
         });
         self.counters.unfinished.set(window.len() as f64);
-        self.counters.waiting.set(self.turns.len() as u64);
-        self.notice_unstored();
+        self.counters.waiting.set(self.fair_queue.len() as u64);
+        self.log_if_unstored();
     }
 
-    /// Reads an event, if there is one now.
-    fn read_one(&mut self) -> bool {
-        let event = self.events.as_mut().and_then(Subscription::try_next);
-        event.map(|event| self.on_event(event)).is_some()
+    /// Reads one event, if there is one now. Returns whether there was one.
+    fn read_event(&mut self) -> bool {
+        match self.events.as_mut().and_then(Subscription::try_next) {
+            Some(event) => {
+                self.on_event(event);
+                true
+            }
+            None => false,
+        }
     }
 
     fn on_event(&mut self, event: Result<Event, Lagged>) {
         match event {
             Ok(event) => {
-                match &event {
-                    Event::Removed { order, reason } => {
-                        let is_replaced = *reason == RemoveReason::Replaced;
-                        let unsent = self.turns.remove(order.id(), is_replaced);
-                        // Its sender wants no builder to have it.
-                        let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
-                        self.counters.unsent.add(if is_lost { unsent } else { 0 });
-                    }
-                    // The public flow publishes it. A replay tells of it with `Added`.
-                    Event::BecamePublic(order) | Event::Added(order)
-                        if order.as_tx().is_some_and(Transaction::is_public) =>
-                    {
-                        self.turns.remove(order.id(), false);
-                    }
-                    _ => {}
-                }
-                let items = self.follower.on(&event, &self.pool);
-                self.hold(items);
+                self.remove_from_fair_queue(&event);
+                let items = self.follower.on_event(&event, &self.pool);
+                self.enqueue(items);
             }
             Err(Lagged { missed, .. }) => {
-                tracing::warn!(missed, "the publisher was too slow for the pool's log");
+                tracing::warn!(
+                    missed,
+                    "events left the pool's log before they were read: the pool is compared"
+                );
                 self.counters.lost_events.add(missed);
-                self.compare();
+                self.begin_comparison();
             }
         }
     }
 
-    /// Whether what strangers have sent may be published: when there is room for it and nothing is left to be read, which
-    /// may be that it was cancelled or replaced.
-    fn has_turns(&self) -> bool {
-        self.is_all_read() && self.window.has_room_for_strangers()
+    /// Removes an order from the fair queue that has left the pool or has become public.
+    fn remove_from_fair_queue(&mut self, event: &Event) {
+        match event {
+            Event::Removed { order, reason } => {
+                let is_replaced = *reason == RemoveReason::Replaced;
+                let unsent = self.fair_queue.remove(order.id(), is_replaced);
+                // Builders must not have an order that its sender has replaced or cancelled, so
+                // only the others are lost.
+                if !is_replaced && *reason != RemoveReason::Cancelled {
+                    self.counters.unsent.add(unsent);
+                }
+            }
+            // The public flow publishes it. A replay reports it as `Added`.
+            Event::BecamePublic(order) | Event::Added(order)
+                if order.as_tx().is_some_and(Transaction::is_public) =>
+            {
+                self.fair_queue.remove(order.id(), false);
+            }
+            _ => {}
+        }
     }
 
-    /// The next message that is published for the first time, if there is room for it: one of strangers behind all others.
+    /// Whether messages of unknown callers may be published: there is room for them, and all events
+    /// are read, so that none of them was cancelled or replaced.
+    fn may_publish_unknown_callers(&self) -> bool {
+        self.has_read_all_events() && self.window.has_room_for_unknown_callers()
+    }
+
+    /// Returns the next message to publish for the first time, if there is room for it. Messages of
+    /// unknown callers come last.
     fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
-        let held = self.window.has_room().then(|| self.held.pop_front()).flatten();
-        held.or_else(|| self.has_turns().then(|| self.turns.next(Instant::now(), is_stopping))?)
+        if self.window.has_room()
+            && let Some(item) = self.outbox.pop_front()
+        {
+            return Some(item);
+        }
+        if self.may_publish_unknown_callers() {
+            self.fair_queue.next(Instant::now(), is_stopping)
+        } else {
+            None
+        }
     }
 
-    /// The stream has lost what it had stored: everything is published again.
-    fn reset(&mut self) {
-        tracing::warn!(stream = self.stream, "the stream has lost what it had stored");
+    /// The stream has lost messages that it had stored, so everything is published again.
+    fn on_stream_reset(&mut self) {
+        tracing::warn!(
+            stream = self.stream,
+            "the stream has lost messages that it had stored: the pool is published again"
+        );
         self.counters.resets.add(1);
         self.follower.forget_all();
-        self.compare();
+        self.begin_comparison();
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the stream responds to a message.
+//! Classifies what the stream answers to a published message: stored, retry, or rejected.
 
 use std::error::Error as _;
 
@@ -12,15 +12,15 @@ use crate::{metrics::RefuseReason, state::State};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
-    /// The stream has it under this number.
-    Stored {
-        sequence: u64,
-        is_duplicate: bool,
-    },
-    /// The same message is being stored for another publisher (JetStream error 10158); whether it will be is not known yet.
+    /// The stream has the message at this sequence number.
+    Stored { sequence: u64, is_duplicate: bool },
+    /// The server is storing the same message for another publisher (JetStream error 10158). It is
+    /// not known yet whether that succeeds.
     InProcess,
-    /// It is not stored now and may be later: the stream is [`State::Unavailable`] or [`State::Full`].
-    Later(State),
+    /// The stream has not stored the message and may store it later. The state says why:
+    /// [`State::Unavailable`] or [`State::Full`].
+    RetryLater(State),
+    /// The stream will never store the message.
     Refused(RefuseReason),
 }
 
@@ -32,33 +32,33 @@ impl From<Result<PublishAck, PublishError>> for Response {
         };
         let source = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
         match (source, error.kind()) {
-            (Some(error), _) => from_error(error.error_code(), error.code()),
+            (Some(error), _) => classify(error.error_code(), error.code()),
             (None, PublishErrorKind::MaxPayloadExceeded) => Self::Refused(RefuseReason::TooLarge),
             (None, PublishErrorKind::Other) => {
-                tracing::warn!(%error, "an acknowledgement that does not parse");
+                tracing::warn!(%error, "the acknowledgement of a message cannot be parsed");
                 Self::Refused(RefuseReason::Rejected)
             }
-            // No response, or nobody there to respond.
-            _ => Self::Later(State::Unavailable),
+            // There was no response, or there is no server that could respond.
+            _ => Self::RetryLater(State::Unavailable),
         }
     }
 }
 
-/// By the codes of nats-server 2.12 (`server/errors.json`).
-fn from_error(error: ErrorCode, http: usize) -> Response {
+/// Classifies an error by the codes of nats-server 2.12 (`server/errors.json`).
+fn classify(error: ErrorCode, http_status: usize) -> Response {
     match error {
         ErrorCode::STREAM_DUPLICATE_MESSAGE_CONFLICT => Response::InProcess,
         ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM => Response::Refused(RefuseReason::TooLarge),
-        // The stream's own limits, with discarding of new messages, are reported as a failed store.
+        // A stream at its limit that discards new messages reports STREAM_STORE_FAILED.
         ErrorCode::STREAM_STORE_FAILED
         | ErrorCode::INSUFFICIENT_RESOURCES
         | ErrorCode::STORAGE_RESOURCES_EXCEEDED
         | ErrorCode::MEMORY_RESOURCES_EXCEEDED
-        | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => Response::Later(State::Full),
-        // 429: more messages wait to be stored than the server holds; it has dropped this one.
-        _ if matches!(http, 429 | 503) => Response::Later(State::Unavailable),
+        | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => Response::RetryLater(State::Full),
+        // 429: the server's queue of messages to store is full, and it has dropped this message.
+        _ if matches!(http_status, 429 | 503) => Response::RetryLater(State::Unavailable),
         other => {
-            tracing::warn!(code = other.0, "the stream refuses a message");
+            tracing::warn!(code = other.0, "the stream rejected a message");
             Response::Refused(RefuseReason::Rejected)
         }
     }
@@ -68,22 +68,27 @@ fn from_error(error: ErrorCode, http: usize) -> Response {
 mod tests {
     use super::*;
 
+    fn response_to_error(code: u32, http_status: u32) -> Response {
+        let text = format!(r#"{{"code":{http_status},"err_code":{code},"description":"x"}}"#);
+        let error: jetstream::Error = serde_json::from_str(&text).expect("an error");
+        Response::from(Err(PublishError::with_source(PublishErrorKind::Other, error)))
+    }
+
+    fn response_to_kind(kind: PublishErrorKind) -> Response {
+        Response::from(Err(PublishError::new(kind)))
+    }
+
     #[test]
-    fn errors_are_told_apart_by_the_codes_of_the_server() {
-        let of = |code: u32, http: u32| {
-            let text = format!(r#"{{"code":{http},"err_code":{code},"description":"x"}}"#);
-            let error: jetstream::Error = serde_json::from_str(&text).expect("an error");
-            Response::from(Err(PublishError::with_source(PublishErrorKind::Other, error)))
-        };
-        assert_eq!(of(10158, 409), Response::InProcess);
-        assert_eq!(of(10054, 400), Response::Refused(RefuseReason::TooLarge));
-        assert_eq!(of(10077, 503), Response::Later(State::Full));
-        assert_eq!(of(10047, 500), Response::Later(State::Full));
-        assert_eq!(of(10008, 503), Response::Later(State::Unavailable));
-        assert_eq!(of(10167, 429), Response::Later(State::Unavailable));
-        assert_eq!(of(10060, 400), Response::Refused(RefuseReason::Rejected));
-        let other = |kind| Response::from(Err(PublishError::new(kind)));
-        assert_eq!(other(PublishErrorKind::TimedOut), Response::Later(State::Unavailable));
-        assert_eq!(other(PublishErrorKind::StreamNotFound), Response::Later(State::Unavailable));
+    fn errors_are_classified_by_the_codes_of_the_server() {
+        let unavailable = Response::RetryLater(State::Unavailable);
+        assert_eq!(response_to_error(10158, 409), Response::InProcess);
+        assert_eq!(response_to_error(10054, 400), Response::Refused(RefuseReason::TooLarge));
+        assert_eq!(response_to_error(10077, 503), Response::RetryLater(State::Full));
+        assert_eq!(response_to_error(10047, 500), Response::RetryLater(State::Full));
+        assert_eq!(response_to_error(10008, 503), unavailable);
+        assert_eq!(response_to_error(10167, 429), unavailable);
+        assert_eq!(response_to_error(10060, 400), Response::Refused(RefuseReason::Rejected));
+        assert_eq!(response_to_kind(PublishErrorKind::TimedOut), unavailable);
+        assert_eq!(response_to_kind(PublishErrorKind::StreamNotFound), unavailable);
     }
 }

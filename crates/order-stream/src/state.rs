@@ -1,39 +1,41 @@
-//! The states of a publisher and of a source.
+//! The states of a publisher and of a source, as users, metrics and logs see them.
 
 use std::fmt;
 
-/// What a publisher or a source is doing. Read it with `state()`, or as `order_stream_state`, whose value is
-/// [`Self::code`].
+/// What a publisher or a source is doing. Read it with `state()`, or as the metric
+/// `order_stream_state`, whose value is [`Self::code`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
     /// It was shut down.
     Ended,
-    /// It opens a connection.
+    /// It is opening a connection, and asks the server for the stream.
     Connecting,
-    /// Connected. A publisher compares its pool with what it has published; a source reads what the stream holds.
+    /// The stream has responded. A publisher compares its pool with what it has published; a source
+    /// reads the messages that the stream already holds.
     CatchingUp,
-    /// Connected, and nothing is waiting but what is on its way, and what callers of whom only the address is known have sent
-    /// (`order_stream_waiting`).
+    /// It is connected and has no backlog. Messages may be in flight, and messages of unknown
+    /// callers may still wait in the publisher's fair queue (`order_stream_waiting`).
     Live,
-    /// It is slower than the flow: a publisher waits for acknowledgements, a source has more than 10,000 messages before
-    /// it.
+    /// It is slower than the flow: a publisher waits for acknowledgements, a source has more than
+    /// 10,000 unread messages.
     Lagging,
-    /// The stream does not respond: it has no leader, or its server is stopping. Publishing goes on with one message at a
-    /// time, after pauses.
+    /// The stream does not respond, because it has no leader or its server is stopping. The
+    /// publisher goes on with one message at a time, after pauses.
     Unavailable,
-    /// The server does not have the stream: see [`ensure_stream`](crate::ensure_stream).
+    /// The server does not have the stream. See [`ensure_stream`](crate::ensure_stream).
     StreamMissing,
-    /// The stream accepts nothing more: it is at its limit, or the server's storage is full.
+    /// The stream accepts no more messages: it is at its limit, or the server's storage is full.
     Full,
-    /// The server refuses the credentials or a subject.
+    /// The server rejects the credentials or a subject.
     Denied,
     /// There is no connection.
     Disconnected {
-        /// Why.
+        /// Why there is none.
         reason: DisconnectReason,
     },
-    /// It has ended, because its thread has panicked: a bug, here or in the pool. Start another.
+    /// It has ended because its thread panicked. This is a bug, here or in the pool. Start a new
+    /// publisher or source.
     Failed,
 }
 
@@ -41,21 +43,21 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DisconnectReason {
-    /// No server could be reached: refused, unknown name, time-out.
+    /// No server could be reached: connection refused, unknown host name, or timeout.
     Unreachable,
-    /// The TLS handshake failed: certificates, or a server without TLS.
+    /// The TLS handshake failed, because of a certificate or because the server has no TLS.
     Tls,
     /// The connection was lost, or its server stopped responding to pings.
     Lost,
-    /// The server announced that it stops.
+    /// The server announced that it is stopping.
     ServerStopping,
-    /// The server refused the connection for another reason than its credentials.
+    /// The server rejected the connection for another reason than its credentials.
     Refused,
 }
 
 impl State {
-    /// The value of `order_stream_state`: 0 ended, 1 connecting, 2 catching up, 3 live, 4 lagging, 5 unavailable,
-    /// 6 stream missing, 7 full, 8 denied, 9 disconnected, 10 failed.
+    /// Returns the value of `order_stream_state`: 0 ended, 1 connecting, 2 catching up, 3 live,
+    /// 4 lagging, 5 unavailable, 6 stream missing, 7 full, 8 denied, 9 disconnected, 10 failed.
     #[must_use]
     pub const fn code(&self) -> u8 {
         self.code_and_text().0

@@ -1,4 +1,5 @@
-//! What is published and not yet acknowledged. Pure: it takes responses and the time, and opens no socket.
+//! Holds the messages that are published and not yet acknowledged, and decides when each is
+//! published again. Pure: it takes responses and the time, and opens no socket.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,223 +8,289 @@ use std::{
 
 use load_control::Backoff;
 
-use crate::{follow::Item, running::CONNECTED_BACKOFF, state::State};
+use crate::{follow::Item, state::State, worker::CONNECTED_BACKOFF};
 
-/// Most messages: at a round trip of 100 ms, enough for 40,000/s.
+/// The most messages: enough for 40,000/s at a round trip of 100 ms.
 const MAX_MESSAGES: usize = 4_096;
 
-/// Most bytes of them, 40 transactions with six blobs. One message more may exceed it.
+/// The most bytes of these: 40 transactions with six blobs. The last message may exceed it.
 const MAX_BYTES: usize = 32 << 20;
 
-/// Most of them that strangers have sent, in the same way: what others send waits for no more than these.
-const MAX_STRANGERS_MESSAGES: usize = 512;
-const MAX_STRANGERS_BYTES: usize = 1 << 20;
+/// The most messages and bytes of unknown callers. Messages of others never wait for more than
+/// these.
+const MAX_UNKNOWN_MESSAGES: usize = 512;
+const MAX_UNKNOWN_BYTES: usize = 1 << 20;
 
-/// How long the oldest message waits for its acknowledgement before it is published again: some hundred times what one takes
-/// within a region. A leader that steps down drops messages without a word, and the next one has the later ones meanwhile.
-const FIRST_PATIENCE: Duration = Duration::from_millis(500);
+/// How long the oldest message waits for its acknowledgement before it is published again: some
+/// hundred times an acknowledgement within a region. A leader that steps down drops messages
+/// without a response, and its successor gets the later messages meanwhile.
+const FIRST_REPEAT_DELAY: Duration = Duration::from_millis(500);
 
-/// How long it waits after so many times: at last longer than for a failure, so that a server which
-/// is slow to the last gets nothing twice.
-const PATIENCE: Backoff = Backoff { base: FIRST_PATIENCE, cap: Duration::from_secs(8) };
+/// The delays of further repeats. The last one exceeds the timeout of an acknowledgement, so a
+/// server that stays slow gets nothing twice.
+const REPEAT_BACKOFF: Backoff = Backoff { base: FIRST_REPEAT_DELAY, cap: Duration::from_secs(8) };
 
-/// A message by its number, and how often it was published again: a response to an earlier time is not one to the last.
-pub(crate) type Sent = (u64, u32);
-
-#[derive(Debug)]
-struct Slot {
-    item: Item,
-    size: usize,
-    /// As of when it was taken: the node may announce it meanwhile.
-    is_strangers: bool,
-    attempt: u32,
-    /// When its acknowledgement was first waited for, and when it was last published.
-    since: Instant,
-    published: Instant,
+/// One attempt to publish a message of the window. A response to an earlier attempt is not a
+/// response to the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attempt {
+    /// The number of the message in the window.
+    pub(crate) message: u64,
+    /// How often the message was published before.
+    pub(crate) repeats: u32,
 }
 
-/// The messages that the stream may not have, in the order in which they were published first.
+/// An attempt that repeats an earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Repeat {
+    pub(crate) attempt: Attempt,
+    /// How long the acknowledgement has been waited for already. It shortens the timeout.
+    pub(crate) waited: Duration,
+}
+
+#[derive(Debug)]
+struct Unacknowledged {
+    item: Item,
+    size_bytes: usize,
+    /// Whether an unknown caller sent it. It is the answer at the time of publishing, because a
+    /// node may announce the transaction meanwhile.
+    is_unknown_callers: bool,
+    repeats: u32,
+    /// Since when its acknowledgement is waited for.
+    waiting_since: Instant,
+    /// When it was last published.
+    published_at: Instant,
+}
+
+/// The messages that the stream may not have, in the order of their first publishing.
 ///
-/// A message stays until the stream has it, or will never have it. While the stream stores nothing, the
-/// oldest message alone is published, after pauses that grow; then all others, in their order.
+/// A message stays until the stream has it or will never have it.
 ///
-/// While it stores something, the oldest message is published again without waiting for a failure. A slow server gets no more
-/// to do by that: it is one message at a time, each waits twice as long as the one before it, and only a first copy that proves
-/// to be lost, or an acknowledgement that comes in time, takes that back.
+/// While the stream stores nothing, only the oldest message is published, after growing pauses.
+/// When the stream has stored it, all others are published in their order. Otherwise a stream
+/// without a leader, which responds at once, would refuse 4,096 messages in a loop.
+///
+/// While the stream stores messages, an oldest message without a response is published again early,
+/// before its timeout. That adds little load to a slow server: there is one such message at a time,
+/// and each waits twice as long as the one before it. The delay is reset only by a message whose
+/// first copy was lost, or by an acknowledgement that came in time.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
-    slots: BTreeMap<u64, Slot>,
-    /// The numbers of those that are to be published again.
-    unsent: BTreeSet<u64>,
+    messages: BTreeMap<u64, Unacknowledged>,
+    /// The numbers of the messages that must be published again.
+    to_republish: BTreeSet<u64>,
     bytes: usize,
-    /// How many strangers have sent, and their bytes.
-    of_strangers: (usize, usize),
-    next: u64,
-    closed: Option<Closed>,
-    /// How often an oldest message was published again since that proved to be needed.
-    repeats: u32,
+    /// How many messages and bytes unknown callers have in the window.
+    unknown_messages: usize,
+    unknown_bytes: usize,
+    next_number: u64,
+    outage: Option<Outage>,
+    /// How often an oldest message was published again since the delay was reset.
+    early_repeats: u32,
 }
 
-/// While the stream stores nothing.
+/// A period in which the stream stores nothing.
 #[derive(Debug)]
-struct Closed {
+struct Outage {
     /// [`State::Unavailable`] or [`State::Full`].
-    trouble: State,
-    /// Nothing is published before.
-    until: Instant,
-    /// Responses without success, of one message after the other.
+    state: State,
+    /// When the oldest message is tried next.
+    retry_at: Instant,
+    /// How many attempts in a row have failed.
     failures: u32,
 }
 
 impl Window {
     pub(crate) fn len(&self) -> usize {
-        self.slots.len()
+        self.messages.len()
     }
 
-    pub(crate) fn trouble(&self) -> Option<State> {
-        self.closed.as_ref().map(|closed| closed.trouble)
+    /// Returns why the stream stores nothing; `None` if it does.
+    pub(crate) fn outage(&self) -> Option<State> {
+        self.outage.as_ref().map(|outage| outage.state)
     }
 
-    /// Whether a new message may be published: not before those that are to be published again.
+    /// Whether a new message may be published. Messages that must be published again come first.
     pub(crate) fn has_room(&self) -> bool {
-        self.closed.is_none()
-            && self.unsent.is_empty()
-            && self.slots.len() < MAX_MESSAGES
+        self.outage.is_none()
+            && self.to_republish.is_empty()
+            && self.messages.len() < MAX_MESSAGES
             && self.bytes < MAX_BYTES
     }
 
-    /// The same, of a stranger.
-    pub(crate) fn has_room_for_strangers(&self) -> bool {
-        let (count, bytes) = self.of_strangers;
-        self.has_room() && count < MAX_STRANGERS_MESSAGES && bytes < MAX_STRANGERS_BYTES
+    /// Whether a new message of an unknown caller may be published.
+    pub(crate) fn has_room_for_unknown_callers(&self) -> bool {
+        self.has_room()
+            && self.unknown_messages < MAX_UNKNOWN_MESSAGES
+            && self.unknown_bytes < MAX_UNKNOWN_BYTES
     }
 
-    /// Takes a message that is published for the first time.
-    pub(crate) fn add(&mut self, item: Item, size: usize, now: Instant) -> Sent {
-        let number = self.next;
-        self.next += 1;
-        self.bytes += size;
-        let is_strangers = item.stranger().is_some();
-        if is_strangers {
-            self.of_strangers.0 += 1;
-            self.of_strangers.1 += size;
+    /// Adds a message that is published for the first time.
+    pub(crate) fn add(&mut self, item: Item, size_bytes: usize, now: Instant) -> Attempt {
+        let message = self.next_number;
+        self.next_number += 1;
+        self.bytes += size_bytes;
+        let is_unknown_callers = item.unknown_caller().is_some();
+        if is_unknown_callers {
+            self.unknown_messages += 1;
+            self.unknown_bytes += size_bytes;
         }
-        let slot = Slot { item, size, is_strangers, attempt: 0, since: now, published: now };
-        self.slots.insert(number, slot);
-        (number, 0)
+        let unacknowledged = Unacknowledged {
+            item,
+            size_bytes,
+            is_unknown_callers,
+            repeats: 0,
+            waiting_since: now,
+            published_at: now,
+        };
+        self.messages.insert(message, unacknowledged);
+        Attempt { message, repeats: 0 }
     }
 
-    pub(crate) fn get(&self, (number, _): Sent) -> Option<&Item> {
-        self.slots.get(&number).map(|slot| &slot.item)
+    pub(crate) fn get(&self, attempt: Attempt) -> Option<&Item> {
+        self.messages.get(&attempt.message).map(|unacknowledged| &unacknowledged.item)
     }
 
-    /// The next message that is to be published again now, and how long its acknowledgement has been waited for. It counts
-    /// as published.
-    pub(crate) fn again(&mut self, now: Instant) -> Option<(Sent, Duration)> {
-        let resent = self.resend(now).map(|sent| (sent, Duration::ZERO));
-        resent.or_else(|| self.repeat(now))
+    /// Returns the next message to publish again now, and counts it as published.
+    pub(crate) fn next_repeat(&mut self, now: Instant) -> Option<Repeat> {
+        match self.republish_next(now) {
+            Some(attempt) => Some(Repeat { attempt, waited: Duration::ZERO }),
+            None => self.repeat_oldest(now),
+        }
     }
 
-    /// One that the stream may not have.
-    fn resend(&mut self, now: Instant) -> Option<Sent> {
-        let is_idle = self.slots.len() == self.unsent.len();
-        let may_send = self.closed.as_ref().is_none_or(|closed| is_idle && closed.until <= now);
-        let number = may_send.then(|| self.unsent.pop_first())??;
-        let slot = self.slots.get_mut(&number)?;
-        slot.attempt += 1;
-        (slot.since, slot.published) = (now, now);
-        Some((number, slot.attempt))
+    /// Returns the next message that the stream may not have.
+    fn republish_next(&mut self, now: Instant) -> Option<Attempt> {
+        if let Some(outage) = &self.outage
+            && (self.has_message_in_flight() || now < outage.retry_at)
+        {
+            return None;
+        }
+        let message = self.to_republish.pop_first()?;
+        let unacknowledged = self.messages.get_mut(&message)?;
+        unacknowledged.repeats += 1;
+        unacknowledged.waiting_since = now;
+        unacknowledged.published_at = now;
+        Some(Attempt { message, repeats: unacknowledged.repeats })
     }
 
-    /// When the oldest message is published again without a response or a failure.
-    fn repeats_at(&self) -> Option<Instant> {
-        let is_open = self.closed.is_none() && self.unsent.is_empty();
-        let (_, oldest) = self.slots.first_key_value().filter(|_| is_open)?;
-        Some(oldest.published + PATIENCE.delay(self.repeats, 1.0))
+    fn has_message_in_flight(&self) -> bool {
+        self.messages.len() > self.to_republish.len()
     }
 
-    /// The oldest, if it has waited for long. The wait goes on: a stream that stores nothing is found no later.
-    fn repeat(&mut self, now: Instant) -> Option<(Sent, Duration)> {
-        self.repeats_at().filter(|at| *at <= now)?;
-        let mut oldest = self.slots.first_entry()?;
-        let number = *oldest.key();
-        let slot = oldest.get_mut();
-        slot.attempt += 1;
-        slot.published = now;
-        self.repeats = self.repeats.saturating_add(1);
-        Some(((number, slot.attempt), now.saturating_duration_since(slot.since)))
+    /// Returns when the oldest message is published again although it has neither a response nor a
+    /// failure.
+    fn early_repeat_at(&self) -> Option<Instant> {
+        if self.outage.is_some() || !self.to_republish.is_empty() {
+            return None;
+        }
+        let (_, oldest) = self.messages.first_key_value()?;
+        Some(oldest.published_at + REPEAT_BACKOFF.delay(self.early_repeats, 1.0))
     }
 
-    /// When [`Self::again`] may return something without a response.
+    /// Returns the oldest message, if it has waited for long. Its wait is not restarted, so that a
+    /// stream that stores nothing is noticed no later.
+    fn repeat_oldest(&mut self, now: Instant) -> Option<Repeat> {
+        if self.early_repeat_at()? > now {
+            return None;
+        }
+        let mut oldest = self.messages.first_entry()?;
+        let message = *oldest.key();
+        let unacknowledged = oldest.get_mut();
+        unacknowledged.repeats += 1;
+        unacknowledged.published_at = now;
+        self.early_repeats = self.early_repeats.saturating_add(1);
+        Some(Repeat {
+            attempt: Attempt { message, repeats: unacknowledged.repeats },
+            waited: now.saturating_duration_since(unacknowledged.waiting_since),
+        })
+    }
+
+    /// Returns when [`Self::next_repeat`] may return a message without a response before.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        let is_idle = self.slots.len() == self.unsent.len() && !self.unsent.is_empty();
-        let opens = self.closed.as_ref().map(|closed| closed.until).filter(|_| is_idle);
-        opens.or_else(|| self.repeats_at())
-    }
-
-    /// The stream has it, stored at this time for this attempt, or will never have it. Returns
-    /// whether it was here.
-    pub(crate) fn settle(&mut self, sent: Sent, stored_at: Option<Instant>) -> bool {
-        let (number, attempt) = sent;
-        let Some(slot) = self.slots.get(&number) else { return false };
-        let took = stored_at.map(|at| at.saturating_duration_since(slot.since));
-        if took.is_some_and(|took| took < FIRST_PATIENCE || attempt > 0) {
-            self.repeats = 0;
-        }
-        // A late response to what is to be published again says nothing of the stream as it is now.
-        if !self.unsent.contains(&number) {
-            self.closed = None;
-        }
-        self.remove(number)
-    }
-
-    /// It is to be published again, if it is here.
-    pub(crate) fn unsend(&mut self, (number, _): Sent) {
-        if self.slots.contains_key(&number) {
-            self.unsent.insert(number);
+        match &self.outage {
+            Some(outage) if !self.has_message_in_flight() && !self.to_republish.is_empty() => {
+                Some(outage.retry_at)
+            }
+            _ => self.early_repeat_at(),
         }
     }
 
-    /// The stream has not stored what was published at this attempt, and may later. All others are published again too,
-    /// behind the oldest: with a leader that was killed, their responses are lost.
-    pub(crate) fn fail(&mut self, sent: Sent, trouble: State, now: Instant, jitter: f64) {
-        let (number, attempt) = sent;
-        let is_last = self.slots.get(&number).is_some_and(|slot| slot.attempt == attempt);
-        if !is_last || self.unsent.contains(&number) {
+    /// Removes a message that the stream has or will never have. `stored_at` is the time of the
+    /// response if the stream stored this attempt. Returns whether the message was in the window.
+    pub(crate) fn settle(&mut self, attempt: Attempt, stored_at: Option<Instant>) -> bool {
+        let Some(unacknowledged) = self.messages.get(&attempt.message) else { return false };
+        if let Some(stored_at) = stored_at {
+            let took = stored_at.saturating_duration_since(unacknowledged.waiting_since);
+            if took < FIRST_REPEAT_DELAY || attempt.repeats > 0 {
+                self.early_repeats = 0;
+            }
+        }
+        // A late response to a message that must be published again does not show that the stream
+        // stores messages now.
+        if !self.to_republish.contains(&attempt.message) {
+            self.outage = None;
+        }
+        self.remove(attempt.message)
+    }
+
+    /// Marks a message to be published again, if it is in the window.
+    pub(crate) fn requeue(&mut self, attempt: Attempt) {
+        if self.messages.contains_key(&attempt.message) {
+            self.to_republish.insert(attempt.message);
+        }
+    }
+
+    /// Records that the stream has not stored this attempt and may store the message later. All
+    /// messages are published again after the oldest: if the leader was killed, the responses to
+    /// all of them are lost.
+    pub(crate) fn fail(&mut self, attempt: Attempt, state: State, now: Instant, jitter: f64) {
+        let is_last_attempt = self
+            .messages
+            .get(&attempt.message)
+            .is_some_and(|unacknowledged| unacknowledged.repeats == attempt.repeats);
+        if !is_last_attempt || self.to_republish.contains(&attempt.message) {
             return;
         }
-        self.unsent = self.slots.keys().copied().collect();
-        let failures = self.closed.as_ref().map_or(0, |closed| closed.failures);
-        let until = now + CONNECTED_BACKOFF.delay(failures, jitter);
-        self.closed = Some(Closed { trouble, until, failures: failures.saturating_add(1) });
+        self.to_republish = self.messages.keys().copied().collect();
+        let failures = self.outage.as_ref().map_or(0, |outage| outage.failures);
+        let retry_at = now + CONNECTED_BACKOFF.delay(failures, jitter);
+        self.outage = Some(Outage { state, retry_at, failures: failures.saturating_add(1) });
     }
 
-    fn remove(&mut self, number: u64) -> bool {
-        self.unsent.remove(&number);
-        let Some(slot) = self.slots.remove(&number) else { return false };
-        let Slot { size, is_strangers, .. } = slot;
-        self.bytes -= size;
-        if is_strangers {
-            self.of_strangers.0 -= 1;
-            self.of_strangers.1 -= size;
+    fn remove(&mut self, message: u64) -> bool {
+        self.to_republish.remove(&message);
+        let Some(removed) = self.messages.remove(&message) else { return false };
+        self.bytes -= removed.size_bytes;
+        if removed.is_unknown_callers {
+            self.unknown_messages -= 1;
+            self.unknown_bytes -= removed.size_bytes;
         }
-        if self.slots.is_empty() {
-            self.closed = None;
+        if self.messages.is_empty() {
+            self.outage = None;
         }
         true
     }
 
-    /// Takes out what is not to be published again, of which the stream may have some. Returns how many.
+    /// Removes the messages that must not be published again. The stream may have some of them.
+    /// Returns how many were removed.
     pub(crate) fn withdraw(&mut self, is_withdrawn: impl Fn(&Item) -> bool) -> u64 {
-        let found = self.slots.iter().filter(|(_, slot)| is_withdrawn(&slot.item));
-        let found: Vec<u64> = found.map(|(number, _)| *number).collect();
-        found.iter().map(|number| u64::from(self.remove(*number))).sum()
+        let withdrawn: Vec<u64> = self
+            .messages
+            .iter()
+            .filter(|(_, unacknowledged)| is_withdrawn(&unacknowledged.item))
+            .map(|(message, _)| *message)
+            .collect();
+        for message in &withdrawn {
+            self.remove(*message);
+        }
+        withdrawn.len() as u64
     }
 
-    /// A new connection: everything is published again.
-    pub(crate) fn connected(&mut self) {
-        self.closed = None;
-        self.unsent = self.slots.keys().copied().collect();
+    /// There is a new connection, over which everything is published again.
+    pub(crate) fn on_connected(&mut self) {
+        self.outage = None;
+        self.to_republish = self.messages.keys().copied().collect();
     }
 }
 
@@ -243,162 +310,168 @@ mod tests {
     const UNAVAILABLE: State = State::Unavailable;
 
     fn item(n: u8) -> Item {
-        let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
-        let holder = Holder::Host;
-        let record =
-            Record::CancelPrivate(PrivateCancellation { hash, signer, cancelled_at: at, holder });
-        Item { record, number: None, hold: None, arrived: None }
+        Item::shared(Record::CancelPrivate(PrivateCancellation {
+            hash: B256::repeat_byte(n),
+            signer: Address::ZERO,
+            cancelled_at: SystemTime::UNIX_EPOCH,
+            holder: Holder::Host,
+        }))
     }
 
-    fn window(count: u8) -> (Window, Vec<u64>, Instant) {
+    fn first_attempt(message: u64) -> Attempt {
+        Attempt { message, repeats: 0 }
+    }
+
+    /// A window of so many messages, numbered from 0, and the time of their publishing.
+    fn window(count: u8) -> (Window, Instant) {
         let mut window = Window::default();
         let now = Instant::now();
-        let numbers = (0..count).map(|n| window.add(item(n), 100, now).0).collect();
-        (window, numbers, now)
+        for n in 0..count {
+            window.add(item(n), 100, now);
+        }
+        (window, now)
     }
 
-    /// The numbers of what is published again now.
-    fn resent(window: &mut Window, now: Instant) -> Vec<u64> {
-        std::iter::from_fn(|| window.resend(now)).map(|(number, _)| number).collect()
+    /// The numbers of the messages that are published again now.
+    fn republished(window: &mut Window, now: Instant) -> Vec<u64> {
+        std::iter::from_fn(|| window.republish_next(now)).map(|attempt| attempt.message).collect()
     }
 
     #[test]
-    fn a_message_leaves_once_and_frees_its_place() {
-        let (mut window, numbers, now) = window(1);
-        assert!(
-            window.settle((numbers[0], 0), None) && !window.settle((numbers[0], 0), None),
-            "a late response"
-        );
+    fn a_message_leaves_once_and_frees_its_room() {
+        let (mut window, now) = window(1);
+        assert!(window.settle(first_attempt(0), None));
+        assert!(!window.settle(first_attempt(0), None), "a second response");
         assert_eq!((window.len(), window.bytes), (0, 0));
         window.add(item(1), MAX_BYTES, now);
-        assert!(!window.has_room(), "by bytes");
-        let mut many = Window::default();
+        assert!(!window.has_room(), "the bytes are used up");
+        let mut full = Window::default();
         for _ in 0..MAX_MESSAGES {
-            many.add(item(0), 1, now);
+            full.add(item(0), 1, now);
         }
-        assert!(!many.has_room(), "by number");
-        many.settle((7, 0), None);
-        assert!(many.has_room());
+        assert!(!full.has_room(), "the messages are used up");
+        full.settle(first_attempt(7), None);
+        assert!(full.has_room());
     }
 
-    /// What the node announced meanwhile was not subtracted, until nothing of any stranger was published.
+    /// The node's announcement used to change who had sent a message, so its room was never freed.
     #[test]
-    fn strangers_fill_a_part_of_the_window_until_the_stream_has_what_they_sent() {
+    fn unknown_callers_fill_only_a_part_of_the_window() {
         let (pool, tx) = (pool(), txs(1).remove(0));
-        let of = |origin| Transaction::new(tx.clone(), origin, SystemTime::UNIX_EPOCH);
-        pool.insert_transaction(of(Origin::Rpc).held_by(caller(1)));
+        let transaction = |origin| Transaction::new(tx.clone(), origin, SystemTime::UNIX_EPOCH);
+        pool.insert_transaction(transaction(Origin::Rpc).held_by(caller(1)));
         let order = pool.get(tx.hash()).expect("it is pooled");
         let (mut window, now) = (Window::default(), Instant::now());
-        let record = Record::Order(order);
-        let of_stranger = Item { record, number: None, hold: None, arrived: None };
-        let sent = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
-        assert!(window.has_room() && !window.has_room_for_strangers());
-        pool.insert_transaction(of(Origin::Mempool));
-        assert!(window.settle(sent, None));
-        assert_eq!(window.of_strangers, (0, 0));
-        window.add(item(1), MAX_STRANGERS_BYTES, now);
-        assert!(window.has_room_for_strangers());
+        let attempt = window.add(Item::shared(Record::Order(order)), MAX_UNKNOWN_BYTES, now);
+        assert!(window.has_room() && !window.has_room_for_unknown_callers());
+        pool.insert_transaction(transaction(Origin::Mempool));
+        assert!(window.settle(attempt, None));
+        assert_eq!((window.unknown_messages, window.unknown_bytes), (0, 0));
+        window.add(item(1), MAX_UNKNOWN_BYTES, now);
+        assert!(window.has_room_for_unknown_callers());
     }
 
     #[test]
-    fn a_new_connection_publishes_everything_again_in_its_order() {
-        let (mut window, numbers, now) = window(3);
-        assert!(resent(&mut window, now).is_empty());
-        window.settle((numbers[1], 0), None);
-        window.connected();
-        assert!(!window.has_room(), "the new ones follow");
-        assert_eq!(resent(&mut window, now), [numbers[0], numbers[2]]);
-        assert!(resent(&mut window, now).is_empty() && window.has_room());
+    fn a_new_connection_publishes_everything_again_in_order() {
+        let (mut window, now) = window(3);
+        assert!(republished(&mut window, now).is_empty());
+        window.settle(first_attempt(1), None);
+        window.on_connected();
+        assert!(!window.has_room(), "new messages follow");
+        assert_eq!(republished(&mut window, now), [0, 2]);
+        assert!(republished(&mut window, now).is_empty() && window.has_room());
     }
 
     #[test]
-    fn what_the_stream_lost_is_published_again_after_half_a_second_one_behind_the_other() {
-        let (mut window, numbers, begin) = window(4);
-        window.settle((numbers[1], 0), Some(begin));
-        assert_eq!(window.next_wake(), Some(begin + FIRST_PATIENCE));
-        assert_eq!(window.repeat(begin + FIRST_PATIENCE / 2), None);
-        let mut now = begin + FIRST_PATIENCE;
-        for number in [numbers[0], numbers[2], numbers[3]] {
-            let (sent, waited) = window.repeat(now).expect("the oldest");
-            assert_eq!((sent, waited), ((number, 1), now - begin));
-            assert_eq!(window.repeat(now), None, "one at a time");
-            assert!(window.has_room(), "new ones do not wait for it");
+    fn messages_without_a_response_are_repeated_one_after_the_other() {
+        let (mut window, begin) = window(4);
+        window.settle(first_attempt(1), Some(begin));
+        assert_eq!(window.next_wake(), Some(begin + FIRST_REPEAT_DELAY));
+        assert_eq!(window.repeat_oldest(begin + FIRST_REPEAT_DELAY / 2), None);
+        let mut now = begin + FIRST_REPEAT_DELAY;
+        for message in [0, 2, 3] {
+            let repeat = window.repeat_oldest(now).expect("the oldest");
+            let attempt = Attempt { message, repeats: 1 };
+            assert_eq!(repeat, Repeat { attempt, waited: now - begin });
+            assert_eq!(window.repeat_oldest(now), None, "one at a time");
+            assert!(window.has_room(), "new messages do not wait for it");
             now += Duration::from_millis(1);
-            assert!(window.settle(sent, Some(now)));
+            assert!(window.settle(attempt, Some(now)));
         }
-        assert_eq!((window.repeat(now), window.next_wake()), (None, None));
-        // It is lost again: the failure counts from the first time.
-        let (number, _) = window.add(item(5), 100, now);
-        let (again, _) = window.repeat(now + FIRST_PATIENCE).expect("the oldest");
-        window.fail((number, 0), UNAVAILABLE, now, 1.0);
-        assert_eq!(window.trouble(), None, "its last attempt has no response");
-        window.fail(again, UNAVAILABLE, now, 1.0);
-        assert_eq!(
-            (window.trouble(), window.repeat(now + 2 * PATIENCE.cap)),
-            (Some(UNAVAILABLE), None)
-        );
+        assert_eq!((window.repeat_oldest(now), window.next_wake()), (None, None));
+        // The repeated message fails: only its last attempt counts.
+        let first = window.add(item(5), 100, now);
+        let repeat = window.repeat_oldest(now + FIRST_REPEAT_DELAY).expect("the oldest");
+        window.fail(first, UNAVAILABLE, now, 1.0);
+        assert_eq!(window.outage(), None, "its last attempt has no response");
+        window.fail(repeat.attempt, UNAVAILABLE, now, 1.0);
+        assert_eq!(window.outage(), Some(UNAVAILABLE));
+        assert_eq!(window.repeat_oldest(now + 2 * REPEAT_BACKOFF.cap), None);
     }
 
     /// 2,000 messages/s, each stored after two seconds.
     #[test]
-    fn a_slow_stream_gets_a_few_messages_twice_and_not_its_load() {
+    fn a_slow_stream_gets_only_a_few_messages_twice() {
         let (mut window, begin) = (Window::default(), Instant::now());
         let mut repeated = 0;
         for n in 0..40_000_u64 {
             let now = begin + Duration::from_micros(500 * n);
             window.add(item(0), 1, now);
-            if let Some(done) = n.checked_sub(4_000) {
-                window.settle((done, 0), Some(now));
+            if let Some(stored) = n.checked_sub(4_000) {
+                window.settle(first_attempt(stored), Some(now));
             }
-            repeated += u32::from(window.repeat(now).is_some());
+            repeated += u32::from(window.repeat_oldest(now).is_some());
         }
         assert!((1..5).contains(&repeated), "{repeated}");
     }
 
     #[test]
-    fn a_stream_without_a_leader_gets_the_oldest_message_alone_after_pauses_that_grow() {
-        let (mut window, numbers, mut now) = window(3);
-        window.fail((numbers[2], 0), UNAVAILABLE, now, 1.0);
-        assert_eq!(window.trouble(), Some(UNAVAILABLE));
-        // The response to the first is lost, and that to the second is late.
-        window.fail((numbers[1], 0), UNAVAILABLE, now, 1.0);
-        for (attempt, pause) in (1..).zip([250, 500, 1_000, 1_000]) {
-            assert!(resent(&mut window, now).is_empty() && !window.has_room());
-            now += Duration::from_millis(pause);
+    fn a_stream_without_a_leader_gets_the_oldest_message_after_growing_pauses() {
+        let (mut window, mut now) = window(3);
+        window.fail(first_attempt(2), UNAVAILABLE, now, 1.0);
+        assert_eq!(window.outage(), Some(UNAVAILABLE));
+        // The response to the first message is lost, and that to the second is late.
+        window.fail(first_attempt(1), UNAVAILABLE, now, 1.0);
+        for (repeats, pause_ms) in (1..).zip([250, 500, 1_000, 1_000]) {
+            assert!(republished(&mut window, now).is_empty() && !window.has_room());
+            now += Duration::from_millis(pause_ms);
             assert_eq!(window.next_wake(), Some(now));
-            assert_eq!(resent(&mut window, now), numbers[..1]);
-            window.fail((numbers[0], attempt - 1), UNAVAILABLE, now, 1.0);
-            assert_eq!(window.next_wake(), None, "that was the response to an earlier time");
-            window.fail((numbers[0], attempt), UNAVAILABLE, now, 1.0);
+            assert_eq!(republished(&mut window, now), [0]);
+            window.fail(Attempt { message: 0, repeats: repeats - 1 }, UNAVAILABLE, now, 1.0);
+            assert_eq!(window.next_wake(), None, "that was the response to an earlier attempt");
+            window.fail(Attempt { message: 0, repeats }, UNAVAILABLE, now, 1.0);
         }
         now += Duration::from_secs(1);
-        assert_eq!(resent(&mut window, now), numbers[..1]);
-        assert!(window.settle((numbers[0], 0), None));
-        assert_eq!(window.trouble(), None);
-        assert_eq!(resent(&mut window, now), numbers[1..], "the others at once");
+        assert_eq!(republished(&mut window, now), [0]);
+        assert!(window.settle(first_attempt(0), None));
+        assert_eq!(window.outage(), None);
+        assert_eq!(republished(&mut window, now), [1, 2], "the others follow at once");
         assert!(window.has_room());
     }
 
     #[test]
-    fn what_is_withdrawn_is_not_published_again_and_its_late_response_is_ignored() {
-        let (mut window, numbers, now) = window(2);
-        let first = B256::repeat_byte(0);
-        let is_first =
-            |item: &Item| matches!(item.record, Record::CancelPrivate(it) if it.hash == first);
-        assert_eq!(window.withdraw(is_first), 1);
-        window.connected();
-        assert_eq!(resent(&mut window, now), numbers[1..]);
-        window.fail((numbers[0], 1), UNAVAILABLE, now, 1.0);
-        assert!(!window.settle((numbers[0], 0), None) && window.trouble().is_none());
+    fn a_withdrawn_message_is_not_published_again() {
+        let (mut window, now) = window(2);
+        let first_hash = B256::repeat_byte(0);
+        let withdrawn = window.withdraw(|item| match &item.record {
+            Record::CancelPrivate(cancellation) => cancellation.hash == first_hash,
+            _ => false,
+        });
+        assert_eq!(withdrawn, 1);
+        window.on_connected();
+        assert_eq!(republished(&mut window, now), [1]);
+        window.fail(Attempt { message: 0, repeats: 1 }, UNAVAILABLE, now, 1.0);
+        assert!(!window.settle(first_attempt(0), None), "a late response is ignored");
+        assert_eq!(window.outage(), None);
     }
 
     #[test]
-    fn a_late_response_does_not_open_a_stream_that_stores_nothing_unless_nothing_is_left() {
-        let (mut window, numbers, now) = window(2);
-        window.fail((numbers[1], 0), UNAVAILABLE, now, 1.0);
-        assert!(window.settle((numbers[1], 0), None) && window.trouble().is_some());
-        assert!(
-            window.settle((numbers[0], 0), None) && window.trouble().is_none() && window.has_room()
-        );
+    fn a_late_response_ends_an_outage_only_for_the_last_message() {
+        let (mut window, now) = window(2);
+        window.fail(first_attempt(1), UNAVAILABLE, now, 1.0);
+        assert!(window.settle(first_attempt(1), None));
+        assert!(window.outage().is_some());
+        assert!(window.settle(first_attempt(0), None));
+        assert!(window.outage().is_none() && window.has_room());
     }
 }

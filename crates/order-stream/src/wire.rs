@@ -1,13 +1,15 @@
-//! The encoding of the messages: versioned, binary, with raw transactions in it as a node sends them.
+//! The binary encoding of the messages: a version, a kind, and raw transactions in EIP-2718 form.
 //!
-//! A message begins with its version and its kind, one byte each. Numbers are big-endian, ages are nanoseconds, lists
-//! begin with their length, and a byte before an optional field says whether it is there. There is one encoding of each
-//! record, so what is decoded encodes to the same bytes again.
+//! A message begins with its version and its kind, one byte each. Integers are big-endian, ages are
+//! in nanoseconds, lists begin with their length, and a byte before an optional field says whether
+//! the field is present. Each record has exactly one encoding, so a decoded message encodes to the
+//! same bytes again.
 //!
-//! A message has no time, since the clocks of machines differ: it has its age when it was sent. A reader subtracts that
-//! from the time at which the server stored the message, so that all readers agree on the time ([`Decoded`]).
+//! The clocks of machines differ, so a message carries no time. It carries its age when it was
+//! sent. A reader subtracts the age from the time at which the server stored the message, so all
+//! readers compute the same time ([`Decoded::stream_time`]).
 
-// Bytes from outside are read here: none of them may cause a panic.
+// This module reads bytes from outside, which must not cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
@@ -32,7 +34,8 @@ pub use self::records::HeadRecord;
 /// The version of the encoding. A decoder refuses every other.
 pub const VERSION: u8 = 2;
 
-/// The longest message that is decoded, in bytes: the highest `max_payload` that the NATS server recommends.
+/// The longest message that is decoded, in bytes: the highest `max_payload` that the NATS server
+/// recommends.
 pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
 
 const KIND_TX: u8 = 1;
@@ -44,87 +47,93 @@ const KIND_HEAD: u8 = 5;
 /// A message that is ready to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// The message id, by which the stream recognises what it has stored: the hash of a transaction; of anything else a
-    /// hash of its content, the same on every machine.
+    /// The message id, by which the stream recognises duplicates: the hash of a transaction, or a
+    /// hash of the content of anything else. It is the same on every machine.
     pub id: B256,
     /// The encoded record.
     pub payload: Bytes,
 }
 
-/// When an order or a cancellation was sent, as its publisher knows it.
+/// When an order or a cancellation was sent, as its publisher reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct PublisherTime {
     /// The time between the arrival of the order at the machine and the sending of the message.
     pub age: Duration,
-    /// The time of its arrival by the machine's own clock, in microseconds since the Unix epoch. It orders the messages
-    /// of one machine about one key, and means nothing for those of another machine. Only messages that can replace or
-    /// cancel others have it; it is 0 in all others.
+    /// The arrival by the machine's own clock, in microseconds since the Unix epoch. It orders the
+    /// messages of one machine about one key, and has no meaning for messages of other machines.
+    /// It is 0 for messages that can neither replace nor cancel others.
     pub local_micros: u64,
 }
 
-impl Sent {
-    /// Of a transaction that has waited for so long in the pool of its publisher.
+impl PublisherTime {
+    /// Returns the time of a transaction that has waited in its publisher's pool for `age`.
     #[must_use]
-    pub fn transaction(tx: &Transaction, age: Duration) -> Self {
+    pub fn of_transaction(tx: &Transaction, age: Duration) -> Self {
         Self { age, local_micros: micros(tx.first_seen()) }
     }
 
-    fn time(&self, stored: SystemTime) -> SystemTime {
-        stored.checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH)
+    fn stream_time(&self, stored_at: SystemTime) -> SystemTime {
+        stored_at.checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 
-/// Microseconds since the Unix epoch.
+/// Converts a time to microseconds since the Unix epoch.
 pub(crate) fn micros(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A message as it was decoded.
+/// A decoded message.
 #[derive(Clone, Debug)]
 pub struct Decoded {
-    /// The content. Its times are [`Self::time`].
+    /// The content. Its times are [`Self::stream_time`].
     pub record: Record,
-    /// What the publisher says of its time.
-    pub sent: Sent,
-    /// When it was sent, by the clock of the server: the time at which the server stored it, less its age.
-    pub time: SystemTime,
+    /// The time as the publisher reports it.
+    pub publisher_time: PublisherTime,
+    /// The time at which the server stored the message, less its age. All readers compute the same.
+    pub stream_time: SystemTime,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Record {
-    /// A transaction or a bundle, with the sender, origin and sidecar that the publisher says. A bundle has the block that
-    /// the publisher's pool assigned, and its searcher's replacement nonce. One without a nonce gets one in each pool that
-    /// it reaches, by its time, which is the same in all of them; the nonce that the publisher's pool has assigned is
-    /// [`Sent::local_micros`].
+    /// A transaction or a bundle, with the sender, origin and sidecar that the publisher reports. A
+    /// bundle has the block that the publisher's pool assigned and the searcher's replacement
+    /// nonce. A bundle without a nonce gets one in each pool that it reaches, from its stream time,
+    /// which is the same in all pools. The nonce that the publisher's pool assigned is
+    /// [`PublisherTime::local_micros`].
     Order(Arc<Order>),
     /// The cancellation of bundles.
     Cancellation(Cancellation),
     /// The cancellation of a private transaction.
     CancelPrivate(PrivateCancellation),
-    /// A new head, in a box: it is larger than all others.
+    /// A new head. It is boxed because it is larger than the other variants.
     Head(Box<HeadRecord>),
 }
 
 impl Record {
-    /// Encodes it, with its message id; `None` for an order of a kind that is not known here.
+    /// Encodes the record and computes its message id. Returns `None` for an order of a kind that
+    /// this version cannot encode.
     #[must_use]
-    pub fn encode(&self, sent: &Sent) -> Option<Encoded> {
+    pub fn encode(&self, publisher_time: &PublisherTime) -> Option<Encoded> {
         Some(match self {
             Self::Order(order) => {
                 let terms = order.as_tx().and_then(Transaction::private_terms);
-                return encode_order(order, order.holder(), terms, sent);
+                return encode_order(order, order.holder(), terms, publisher_time);
             }
-            Self::Cancellation(cancellation) => records::encode_cancellation(cancellation, sent),
-            Self::CancelPrivate(cancellation) => records::encode_cancel_private(cancellation, sent),
+            Self::Cancellation(cancellation) => {
+                records::encode_cancellation(cancellation, publisher_time)
+            }
+            Self::CancelPrivate(cancellation) => {
+                records::encode_cancel_private(cancellation, publisher_time)
+            }
             Self::Head(record) => records::encode_head(record),
         })
     }
 
-    /// When it arrived by the clock of this machine, in microseconds since the Unix epoch; of a bundle without a nonce of
-    /// its searcher's, the nonce that the pool has assigned. See [`Sent::local_micros`].
+    /// Returns [`PublisherTime::local_micros`]: the arrival by this machine's clock, or for a
+    /// bundle whose searcher chose no nonce, the nonce that the pool assigned.
     pub(crate) fn local_micros(&self) -> u64 {
         match self {
             Self::Order(order) => match &**order {
@@ -142,8 +151,8 @@ impl Record {
         }
     }
 
-    /// When it arrived by the clock of this machine, if that matters to builders.
-    pub(crate) fn arrived(&self) -> Option<SystemTime> {
+    /// Returns when the record arrived by this machine's clock; `None` if builders do not need it.
+    pub(crate) fn received_at(&self) -> Option<SystemTime> {
         match self {
             Self::Order(order) => first_seen(order),
             Self::Cancellation(cancellation) => cancellation.sent_at,
@@ -152,15 +161,17 @@ impl Record {
         }
     }
 
-    /// Decodes a message and compares its content with its message id. Allocates no more than a few times the message's
-    /// length. `stored` is the time at which the server stored the message.
+    /// Decodes a message and compares its content with its message id. Allocates at most a few
+    /// times the length of the message. `stored_at` is the time at which the server stored the
+    /// message.
     ///
-    /// The id covers what decides how an order is executed: all of a transaction but its sidecar, all of a bundle with its
-    /// sidecars. It does not cover the sender, times, origins and holders, which are as the publisher says.
+    /// The id covers what decides how an order is executed: all of a transaction but its sidecar,
+    /// all of a bundle with its sidecars. It does not cover sender, times, origin and holder, for
+    /// which the publisher is trusted.
     ///
     /// # Errors
-    /// What is wrong with the message.
-    pub fn decode(id: &B256, payload: &[u8], stored: SystemTime) -> Result<Decoded, WireError> {
+    /// The message cannot be decoded, or its content has another id.
+    pub fn decode(id: &B256, payload: &[u8], stored_at: SystemTime) -> Result<Decoded, WireError> {
         if payload.len() > MAX_MESSAGE_BYTES {
             return Err(WireError::Value { field: "length", value: payload.len() as u64 });
         }
@@ -169,49 +180,55 @@ impl Record {
         if version != VERSION {
             return Err(WireError::Value { field: "version", value: version.into() });
         }
-        let (record, sent) = match kind {
+        let (record, publisher_time) = match kind {
             KIND_TX => {
-                let (tx, sent) = records::read_tx(&mut reader, stored)?;
-                (Self::Order(Arc::new(Order::Tx(tx))), sent)
+                let (tx, publisher_time) = records::read_tx(&mut reader, stored_at)?;
+                (Self::Order(Arc::new(Order::Tx(tx))), publisher_time)
             }
             KIND_BUNDLE => {
-                let (bundle, sent) = records::read_bundle(&mut reader, stored)?;
-                (Self::Order(Arc::new(Order::Bundle(bundle))), sent)
+                let (bundle, publisher_time) = records::read_bundle(&mut reader, stored_at)?;
+                (Self::Order(Arc::new(Order::Bundle(bundle))), publisher_time)
             }
             KIND_CANCELLATION => {
-                let (cancellation, sent) = records::read_cancellation(&mut reader, stored)?;
-                (Self::Cancellation(cancellation), sent)
+                let (cancellation, publisher_time) =
+                    records::read_cancellation(&mut reader, stored_at)?;
+                (Self::Cancellation(cancellation), publisher_time)
             }
             KIND_CANCEL_PRIVATE => {
-                let (cancellation, sent) = records::read_cancel_private(&mut reader, stored)?;
-                (Self::CancelPrivate(cancellation), sent)
+                let (cancellation, publisher_time) =
+                    records::read_cancel_private(&mut reader, stored_at)?;
+                (Self::CancelPrivate(cancellation), publisher_time)
             }
-            KIND_HEAD => (Self::Head(records::read_head(&mut reader)?.into()), Sent::default()),
+            KIND_HEAD => {
+                (Self::Head(records::read_head(&mut reader)?.into()), PublisherTime::default())
+            }
             _ => return Err(WireError::Value { field: "kind", value: kind.into() }),
         };
         if !reader.rest.is_empty() {
             let value = reader.rest.len() as u64;
-            return Err(WireError::Value { field: "bytes behind the end", value });
+            return Err(WireError::Value { field: "number of bytes after the record", value });
         }
-        let found = match &record {
+        let content_id = match &record {
             Self::Order(order) if kind == KIND_TX => *order.id().hash(),
-            _ => content_id(kind, reader.content),
+            _ => hash_content(kind, reader.content),
         };
-        if found == *id {
-            Ok(Decoded { record, sent, time: sent.time(stored) })
-        } else {
-            Err(WireError::Id { found, expected: *id })
+        if content_id != *id {
+            return Err(WireError::Id { found: content_id, expected: *id });
         }
+        Ok(Decoded { record, publisher_time, stream_time: publisher_time.stream_time(stored_at) })
     }
 }
 
-/// Encodes what is published of a pooled transaction: origin, age, sender and holder, 30 to 50 bytes; of one that no node
-/// has announced also its local time, and of a private one its terms; then the transaction in EIP-2718 form, with its
-/// sidecar if it has blobs. One that a node has announced counts as announced, whoever sent it first, and its terms are
-/// void. The message id is its hash.
+/// Encodes a pooled transaction.
+///
+/// The encoding consists of origin, age, sender and holder, in 30 to 50 bytes, the local time
+/// unless a node has announced the transaction, the terms of a private transaction, and then the
+/// transaction in EIP-2718 form with its sidecar. A transaction that a node has announced is
+/// encoded as announced, whoever sent it first, and without terms. The message id is its hash.
 #[must_use]
 pub fn encode_transaction(tx: &Transaction, age: Duration) -> Encoded {
-    records::encode_tx(tx, tx.holder(), tx.private_terms(), &Sent::transaction(tx, age))
+    let publisher_time = PublisherTime::of_transaction(tx, age);
+    records::encode_tx(tx, tx.holder(), tx.private_terms(), &publisher_time)
 }
 
 fn first_seen(order: &Order) -> Option<SystemTime> {
@@ -222,36 +239,37 @@ fn first_seen(order: &Order) -> Option<SystemTime> {
     }
 }
 
-/// Encodes an order as this holder has sent it, a private transaction on these terms; `None` if its kind is not known here.
+/// Encodes an order as `holder` has sent it, a private transaction with the `terms` of that holder.
+/// Returns `None` for an order of a kind that this version cannot encode.
 pub(crate) fn encode_order(
     order: &Order,
     holder: Holder,
     terms: Option<&PrivateTerms>,
-    sent: &Sent,
+    publisher_time: &PublisherTime,
 ) -> Option<Encoded> {
     match order {
-        Order::Tx(tx) => Some(records::encode_tx(tx, holder, terms, sent)),
-        Order::Bundle(bundle) => Some(records::encode_bundle(bundle, holder, sent)),
+        Order::Tx(tx) => Some(records::encode_tx(tx, holder, terms, publisher_time)),
+        Order::Bundle(bundle) => Some(records::encode_bundle(bundle, holder, publisher_time)),
         _ => None,
     }
 }
 
-/// The message id of everything but a transaction: a hash of its kind and its content.
-fn content_id(kind: u8, content: &[u8]) -> B256 {
+/// Computes the message id of everything but a transaction: a hash of the kind and the content.
+fn hash_content(kind: u8, content: &[u8]) -> B256 {
     let mut hasher = Keccak256::new();
     hasher.update([kind]);
     hasher.update(content);
     hasher.finalize()
 }
 
-/// Why a message does not decode, or is not what it claims to be.
+/// Why a message cannot be decoded, or contradicts its message id.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// The message ends within a field.
     #[error("the next field needs {needed} bytes, {left} are left")]
     Truncated {
-        /// Its bytes.
+        /// The size of the field in bytes.
         needed: usize,
         /// The bytes that are left.
         left: usize,
@@ -259,15 +277,15 @@ pub enum WireError {
     /// A field has a value that is not accepted.
     #[error("{field} is {value}, which is not accepted")]
     Value {
-        /// The field; `kind` and `version` may be those of a newer publisher.
+        /// The field. An unknown `kind` or `version` may come from a newer publisher.
         field: &'static str,
         /// Its value.
         value: u64,
     },
-    /// A transaction does not decode.
-    #[error("txs[{index}] does not decode as a signed transaction: {source}")]
+    /// A transaction cannot be decoded.
+    #[error("txs[{index}] cannot be decoded as a signed transaction: {source}")]
     Undecodable {
-        /// Its index; 0 unless it is one of a bundle.
+        /// Its index in the bundle; 0 outside of a bundle.
         index: usize,
         /// The decoder's error.
         source: Eip2718Error,

@@ -1,3 +1,5 @@
+//! What a recorder writes for the events of a pool, without its thread.
+
 use std::{
     fs,
     ops::Range,
@@ -20,17 +22,18 @@ use tempfile::TempDir;
 use super::*;
 use crate::{columns::STEP_ROWS, pages::STEP_BYTES};
 
-/// Of a sender of its own. The pool believes hash and sender, so nothing need be signed.
+/// A transaction with a sender of its own. The pool trusts hash and sender, so it needs no
+/// signature.
 fn tx(n: u64, origin: Origin) -> Transaction {
     tx_with_input(n, origin, 0)
 }
 
-fn tx_with_input(n: u64, origin: Origin, bytes: usize) -> Transaction {
+fn tx_with_input(n: u64, origin: Origin, input_bytes: usize) -> Transaction {
     let inner = TxEip1559 {
         chain_id: 1,
         gas_limit: 21_000,
         max_fee_per_gas: 9,
-        input: vec![0x5a; bytes].into(),
+        input: vec![0x5a; input_bytes].into(),
         ..Default::default()
     };
     let signature = Signature::new(U256::from(1), U256::from(1), false);
@@ -46,22 +49,22 @@ fn insert(pool: &OrderPool, tx: Transaction) {
 
 /// Inserts transactions that the node has announced. Returns their hashes.
 fn fill(pool: &OrderPool, numbers: Range<u64>) -> Vec<B256> {
-    let insert = |n| {
+    for n in numbers.clone() {
         insert(pool, tx(n, Origin::Mempool));
-        hash(n)
-    };
-    numbers.map(insert).collect()
+    }
+    numbers.map(hash).collect()
 }
 
 fn hash(n: u64) -> B256 {
     keccak256(n.to_be_bytes())
 }
 
-/// A head, and what its block contains.
-fn mine(pool: &OrderPool, number: u64, [hash, parent]: [u8; 2], mined: &[B256]) {
-    let [hash, parent] = [hash, parent].map(B256::with_last_byte);
+/// Applies a head. `hash` and `parent` are the last bytes of the block hashes.
+fn mine(pool: &OrderPool, number: u64, hash: u8, parent: u8, mined: &[B256]) {
+    let hash = B256::with_last_byte(hash);
+    let parent = B256::with_last_byte(parent);
     let head = Head { timestamp: 84, ..Head::new(number, hash, parent) };
-    let _ = pool.on_head(Block::new(head, mined));
+    pool.on_head(Block::new(head, mined));
 }
 
 /// A follower of an empty pool, and the folder of its segments.
@@ -74,14 +77,14 @@ fn follower(config: PoolConfig) -> (TempDir, OrderPool, Follower) {
     (folder, pool, follower)
 }
 
-/// Reads what there is, and writes it.
+/// Reads all events, and writes the group.
 fn write(follower: &mut Follower) -> RecorderStats {
-    follower.follow(Instant::now());
-    follower.write();
+    follower.read_events(Instant::now());
+    follower.write_group();
     follower.counters.stats()
 }
 
-/// The hash of each row of the folder, and the block that took it.
+/// The hash of each row of the folder, and the block that included it.
 fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
     let mut files: Vec<_> = fs::read_dir(folder)
         .expect("a folder")
@@ -102,11 +105,11 @@ fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
 }
 
 #[test]
-fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recorded() {
+fn events_that_leave_the_log_are_counted_and_the_rest_is_recorded() {
     let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
     let (folder, pool, mut follower) = follower(config);
-    // It has read what was there at its start, which is nothing; then nothing reads.
-    follower.follow(Instant::now());
+    // It reads the empty pool, and then nothing until the log has wrapped.
+    follower.read_events(Instant::now());
     let hashes = fill(&pool, 0..2_000);
     let stats = write(&mut follower);
     assert!(stats.lost_events >= 1_000, "{stats:?}");
@@ -115,9 +118,9 @@ fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recor
     assert_eq!(recorded, hashes[stats.lost_events as usize..]);
 }
 
-/// They were neither recorded nor counted.
+/// Orders of the first replay were neither recorded nor counted.
 #[test]
-fn orders_that_were_pooled_at_the_start_are_recorded_if_the_log_wraps_before_they_are_read() {
+fn orders_pooled_at_the_start_are_recorded_although_the_log_wraps() {
     let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
     let (folder, pool, mut follower) = follower(config);
     fill(&pool, 0..500);
@@ -129,7 +132,7 @@ fn orders_that_were_pooled_at_the_start_are_recorded_if_the_log_wraps_before_the
 }
 
 #[test]
-fn a_group_that_cannot_be_written_is_counted_and_the_next_one_is_written() {
+fn a_failed_group_is_counted_and_the_next_one_is_written() {
     let (folder, pool, mut follower) = follower(PoolConfig::default());
     fill(&pool, 0..2);
     fs::remove_dir_all(folder.path()).expect("a folder");
@@ -143,40 +146,48 @@ fn a_group_that_cannot_be_written_is_counted_and_the_next_one_is_written() {
 }
 
 #[test]
-fn a_group_is_written_in_steps_of_few_bytes_and_few_rows() {
-    let written = |rows: u64, bytes: usize| {
+fn a_group_is_written_in_small_steps() {
+    let count_pauses = |rows: u64, input_bytes: usize| {
         let (_folder, pool, mut follower) = follower(PoolConfig::default());
-        (0..rows).for_each(|n| insert(&pool, tx_with_input(n, Origin::Mempool, bytes)));
-        follower.follow(Instant::now());
+        for n in 0..rows {
+            insert(&pool, tx_with_input(n, Origin::Mempool, input_bytes));
+        }
+        follower.read_events(Instant::now());
         let pauses = AtomicUsize::new(0);
         let pause = || {
             pauses.fetch_add(1, Relaxed);
         };
-        let of_group: Vec<_> = follower.group.rows().collect();
-        let how = Encoding { blobs: true, announcers: &|_| Vec::new(), pause: &pause };
-        let size = follower.segments.write(&of_group, how).expect("a folder");
+        let group_rows: Vec<_> = follower.group.rows().collect();
+        let encoding = Encoding { blobs: true, announcers: &|_| Vec::new(), pause: &pause };
+        let size = follower.segments.write(&group_rows, encoding).expect("a folder");
         follower.group.clear(&pause);
         assert!(size > 0 && follower.group.rows().next().is_none());
         pauses.into_inner()
     };
-    let small = written(1, 0);
-    // A single value: it is in one page, and that is compressed in steps.
+    let pauses_of_one_row = count_pauses(1, 0);
+    // A single value is in one page, which is compressed in steps.
     let steps = (1 << 20) / STEP_BYTES;
-    assert!(written(1, 1 << 20) >= small + steps, "{small} and {steps} more");
-    // 18 columns are encoded in steps of rows, and the rows are freed in such.
+    assert!(
+        count_pauses(1, 1 << 20) >= pauses_of_one_row + steps,
+        "{pauses_of_one_row} and {steps} more"
+    );
+    // 18 columns are encoded in steps of rows, and the rows are freed in such steps.
     let steps = 19 * (2_000 / STEP_ROWS);
-    assert!(written(2_000, 0) >= small + steps, "{small} and {steps} more");
+    assert!(
+        count_pauses(2_000, 0) >= pauses_of_one_row + steps,
+        "{pauses_of_one_row} and {steps} more"
+    );
 }
 
 #[test]
-fn a_recorder_that_is_behind_or_writes_for_long_does_not_pause() {
+fn a_recorder_that_is_behind_does_not_pause() {
     let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
     let mut subscription = pool.subscribe_all();
     let may_pause = |subscription: &Subscription| may_pause(subscription, Duration::ZERO);
     assert!(may_pause(&subscription));
     assert!(super::may_pause(&subscription, MAX_PAUSING - Duration::from_millis(1)));
     assert!(!super::may_pause(&subscription, MAX_PAUSING));
-    fill(&pool, 0..MAX_BEHIND);
+    fill(&pool, 0..MAX_BEHIND_EVENTS);
     assert!(!may_pause(&subscription));
     while subscription.try_next().is_some() {}
     assert!(may_pause(&subscription));
@@ -188,53 +199,53 @@ fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
     let age = Duration::from_secs(7);
     follower.limits = Limits { rows: 3, age, ..follower.limits };
     let start = Instant::now();
-    let written_at = |follower: &mut Follower, now| {
-        follower.follow(now);
+    let counts_at = |follower: &mut Follower, now| {
+        follower.read_events(now);
         let stats = follower.counters.stats();
         (stats.rows, stats.segments)
     };
     fill(&pool, 0..4);
-    assert_eq!(written_at(&mut follower, start), (3, 1));
-    assert_eq!(written_at(&mut follower, start + age - Duration::from_millis(1)), (3, 1));
-    assert_eq!(written_at(&mut follower, start + age), (4, 2));
+    assert_eq!(counts_at(&mut follower, start), (3, 1));
+    assert_eq!(counts_at(&mut follower, start + age - Duration::from_millis(1)), (3, 1));
+    assert_eq!(counts_at(&mut follower, start + age), (4, 2));
     follower.limits.bytes = 1;
     fill(&pool, 4..6);
-    assert_eq!(written_at(&mut follower, start + age), (6, 4));
+    assert_eq!(counts_at(&mut follower, start + age), (6, 4));
 }
 
-/// The first row named the block that a reorg had undone.
+/// The first row named a block that a reorg had undone.
 #[test]
-fn a_row_names_the_block_that_took_its_transaction_until_a_reorg_has_undone_it() {
+fn a_row_names_its_block_unless_a_reorg_has_undone_it() {
     let (folder, pool, mut follower) = follower(PoolConfig::default());
     let hashes = fill(&pool, 0..3);
-    mine(&pool, 6, [6, 0], &hashes[2..]);
-    mine(&pool, 7, [7, 6], &hashes[..2]);
-    // The pool does not tell that this one contains the second too.
-    mine(&pool, 7, [8, 6], &hashes[1..2]);
+    mine(&pool, 6, 6, 0, &hashes[2..]);
+    mine(&pool, 7, 7, 6, &hashes[..2]);
+    // The pool does not report that this block contains the second transaction too.
+    mine(&pool, 7, 8, 6, &hashes[1..2]);
     write(&mut follower);
     let [first, second, third] = [0, 1, 2].map(hash);
     let expected = [(first, None), (second, None), (third, Some(6)), (first, None)];
     assert_eq!(rows(folder.path()), expected);
 }
 
-/// The next head that was read counted as the one that had removed it.
+/// The next head that was read was taken for the one that had removed the transaction.
 #[test]
-fn a_row_names_no_block_if_the_head_that_removed_its_transaction_was_missed() {
+fn a_row_names_no_block_if_its_head_was_missed() {
     let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
     let (folder, pool, mut follower) = follower(config);
     fill(&pool, 0..1);
-    follower.follow(Instant::now());
+    follower.read_events(Instant::now());
     let order = pool.get(&hash(0)).expect("it is pooled");
     let removed = Event::Removed { order, reason: RemoveReason::Mined };
-    follower.group.take(&removed, Instant::now());
+    follower.group.on_event(&removed, Instant::now());
     fill(&pool, 1..1_000);
-    mine(&pool, 8, [8, 0], &[]);
+    mine(&pool, 8, 8, 0, &[]);
     assert!(write(&mut follower).lost_events > 0);
     assert_eq!(rows(folder.path())[0], (hash(0), None));
 }
 
 #[test]
-fn what_only_external_callers_have_sent_is_recorded_on_demand_alone() {
+fn transactions_of_external_callers_are_recorded_only_on_demand() {
     for external in [false, true] {
         let (_folder, pool, mut follower) = follower(PoolConfig::default());
         follower.external = external;
@@ -251,17 +262,18 @@ fn what_only_external_callers_have_sent_is_recorded_on_demand_alone() {
 }
 
 #[test]
-fn bounds_are_checked_and_named() {
+fn an_error_names_the_option_that_is_out_of_bounds() {
     let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
     let folder = tempfile::tempdir().expect("a folder");
-    let good = RecorderConfig::new(folder.path());
-    let said = |config| Recorder::start(&pool, config).expect_err("out of bounds").to_string();
-    let short = RecorderConfig { group_age: Duration::from_millis(99), ..good };
-    assert_eq!(said(short), "group_age is 99ms, must be at least 100ms");
+    let valid = RecorderConfig::new(folder.path());
+    let error_text =
+        |config| Recorder::start(&pool, config).expect_err("out of bounds").to_string();
+    let short = RecorderConfig { group_age: Duration::from_millis(99), ..valid };
+    assert_eq!(error_text(short), "group_age is 99ms, must be at least 100ms");
     let file = folder.path().join("file");
     fs::write(&file, "").expect("a file");
     assert!(
-        said(RecorderConfig::new(&file))
+        error_text(RecorderConfig::new(&file))
             .starts_with(&format!("cannot write in {}", file.display()))
     );
 }

@@ -1,4 +1,4 @@
-//! A file that mempool-dumpster's own code has written; `tests/archive/main.go` says how.
+//! Reads a file that mempool-dumpster's own code has written; `tests/archive/main.go` says how.
 
 use std::{
     path::Path,
@@ -10,18 +10,18 @@ use alloy_primitives::address;
 use mempool_recorder::{BadRow, RecorderConfig, Recording, RecordingConfig};
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 
-use crate::files::{insert, pool, record, segments, signed};
+use crate::files::{insert_all, pool, record, segments, signed};
 
 const ARCHIVE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/archive/archive.parquet");
 
-/// In the first second of September 2023.
+/// The first-seen time of the first row: the beginning of September 2023.
 const FIRST_SEEN: Duration = Duration::from_millis(1_693_526_400_000);
 
-/// Of the rows in their order; the sixth has no sidecar.
+/// The types of the first rows; the sixth has no sidecar.
 const TYPES: [u8; 6] = [0, 0, 1, 2, 4, 3];
 
 #[test]
-fn every_row_of_a_file_of_mempool_dumpster_is_read() {
+fn every_row_of_a_mempool_dumpster_file_is_read() {
     let signer = address!("0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266");
     for trust_senders in [false, true] {
         let config = RecordingConfig { trust_senders, ..RecordingConfig::default() };
@@ -37,14 +37,14 @@ fn every_row_of_a_file_of_mempool_dumpster_is_read() {
             let tx = row.tx.inner();
             assert_eq!(tx.nonce(), index as u64);
             assert_eq!(tx.tx_type() as u8, TYPES.get(index).copied().unwrap_or(3), "row {index}");
-            let after = Duration::from_millis(index as u64);
-            assert_eq!(row.seen_at, SystemTime::UNIX_EPOCH + FIRST_SEEN + after);
+            let offset = Duration::from_millis(index as u64);
+            assert_eq!(row.seen_at, SystemTime::UNIX_EPOCH + FIRST_SEEN + offset);
         }
         assert_eq!(count, 26);
     }
 }
 
-/// Name and types of each column, and its levels of definition and repetition.
+/// Name and types of each column, and its maximum levels of definition and repetition.
 fn columns(path: &Path) -> Vec<(String, [i16; 2])> {
     let file = SerializedFileReader::try_from(path).expect("a Parquet file");
     let columns = file.metadata().file_metadata().schema_descr().columns().iter();
@@ -57,13 +57,14 @@ fn columns(path: &Path) -> Vec<(String, [i16; 2])> {
 }
 
 #[test]
-fn our_columns_have_the_names_and_types_of_its_file_and_only_the_inclusion_may_be_null() {
+fn our_columns_have_the_names_and_types_of_mempool_dumpster() {
     let folder = tempfile::tempdir().expect("a folder");
     let pool = pool();
-    signed(1, 0).iter().for_each(|tx| insert(&pool, tx));
+    insert_all(&pool, &signed(1, 0));
     record(&pool, RecorderConfig::new(folder.path()));
     let mut archive = columns(Path::new(ARCHIVE));
     assert_eq!(archive.len(), 19);
+    // Our three columns about inclusion may be null.
     for (_, levels) in &mut archive[15..18] {
         levels[0] += 1;
     }

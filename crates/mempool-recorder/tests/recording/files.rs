@@ -1,4 +1,4 @@
-//! Pools, transactions, and Parquet files of any columns.
+//! What the tests share: pools, transactions, and Parquet files with arbitrary columns.
 
 use std::{
     fs::File,
@@ -29,19 +29,25 @@ pub(crate) fn pool() -> OrderPool {
     OrderPool::new(PoolConfig::default()).expect("bounds")
 }
 
-/// Signed; of a thousand so many with blobs.
+/// Signed transactions, of which `blobs_per_mille` of a thousand carry blobs.
 pub(crate) fn signed(count: usize, blobs_per_mille: u32) -> Vec<PreparedTx> {
     let mix = Mix { blobs_per_mille, six_blobs_per_mille: 0, ..Mix::default() };
     Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(count)
 }
 
 pub(crate) fn insert(pool: &OrderPool, tx: &PreparedTx) {
-    let seen = std::time::SystemTime::now();
-    let outcome = pool.insert_transaction(Transaction::new(tx.recovered(), Origin::Mempool, seen));
+    let now = std::time::SystemTime::now();
+    let outcome = pool.insert_transaction(Transaction::new(tx.recovered(), Origin::Mempool, now));
     assert!(matches!(outcome, InsertOutcome::Added), "{outcome:?}");
 }
 
-/// The hashes of what is in the pool, in its order.
+pub(crate) fn insert_all(pool: &OrderPool, txs: &[PreparedTx]) {
+    for tx in txs {
+        insert(pool, tx);
+    }
+}
+
+/// The hashes of the pool's orders, in its order.
 pub(crate) fn hashes(pool: &OrderPool) -> Vec<B256> {
     let mut subscription = pool.subscribe_all();
     let events = std::iter::from_fn(|| subscription.try_next());
@@ -52,7 +58,7 @@ pub(crate) fn hashes(pool: &OrderPool) -> Vec<B256> {
     added.collect()
 }
 
-/// Records what the pool holds, in one segment.
+/// Records what the pool holds in one segment. Returns the number of rows.
 pub(crate) fn record(pool: &OrderPool, config: RecorderConfig) -> u64 {
     let end = Recorder::start(pool, config).expect("a folder").shutdown(LONG);
     assert!(end.ended);
@@ -60,18 +66,18 @@ pub(crate) fn record(pool: &OrderPool, config: RecorderConfig) -> u64 {
     end.stats.rows
 }
 
-/// Records these transactions, at most so many in a segment.
-pub(crate) fn record_segments(folder: &Path, txs: &[PreparedTx], rows: usize) {
-    for txs in txs.chunks(rows) {
+/// Records transactions in segments of `rows_per_segment` rows.
+pub(crate) fn record_segments(folder: &Path, txs: &[PreparedTx], rows_per_segment: usize) {
+    for txs in txs.chunks(rows_per_segment) {
         let pool = pool();
-        txs.iter().for_each(|tx| insert(&pool, tx));
+        insert_all(&pool, txs);
         assert_eq!(record(&pool, RecorderConfig::new(folder)), txs.len() as u64);
-        // Segments are named after the millisecond in which their recorder started.
+        // A segment is named after the millisecond in which its recorder started.
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// A folder, and where a file of it will be.
+/// A folder, and the path of a file that does not exist yet.
 pub(crate) fn file() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("file.parquet");
@@ -86,7 +92,7 @@ pub(crate) fn all(path: &Path) -> Vec<Recorded> {
     open(path).map(|row| row.expect("a good row")).collect()
 }
 
-/// The complete segments of a folder in their order.
+/// The complete segments of a folder, in order.
 pub(crate) fn segments(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a folder");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -104,10 +110,10 @@ pub(crate) fn rows(folder: &Path) -> Vec<Row> {
     segments(folder).into_iter().flat_map(rows_of).collect()
 }
 
-/// A column of a file that nobody would record.
+/// A column of a hand-made file.
 pub(crate) enum Values {
     Numbers(&'static str, Vec<i64>),
-    /// Optional: `None` is null.
+    /// An optional column, where `None` is null.
     Bytes(&'static str, Vec<Option<ByteArray>>),
 }
 
@@ -119,7 +125,7 @@ pub(crate) fn raw(tx: &PreparedTx) -> Option<ByteArray> {
     Some(tx.raw.to_vec().into())
 }
 
-/// The columns that a file must have, of rows that were seen at these times.
+/// The required columns of a file, for rows that were seen at these times in milliseconds.
 pub(crate) fn columns(times: &[i64], txs: &[PreparedTx]) -> [Values; 3] {
     [
         Values::Numbers("timestamp", times.to_vec()),
@@ -137,7 +143,8 @@ pub(crate) fn write(path: &Path, columns: &[Values]) {
             Values::Bytes(name, _) => format!("optional binary {name};"),
         })
         .collect();
-    let schema = Arc::new(parse_message_type(&format!("message m {{ {fields} }}")).expect("one"));
+    let schema =
+        Arc::new(parse_message_type(&format!("message m {{ {fields} }}")).expect("a schema"));
     let gzip = Compression::GZIP(GzipLevel::try_new(1).expect("a level"));
     let properties = Arc::new(WriterProperties::builder().set_compression(gzip).build());
     let file = File::create(path).expect("a file");
@@ -150,11 +157,11 @@ pub(crate) fn write(path: &Path, columns: &[Values]) {
                 next.typed::<Int64Type>().write_batch(values, None, None).expect("written");
             }
             Values::Bytes(_, values) => {
-                let there: Vec<_> = values.iter().flatten().cloned().collect();
+                let present: Vec<_> = values.iter().flatten().cloned().collect();
                 let levels: Vec<_> =
                     values.iter().map(|value| i16::from(value.is_some())).collect();
                 let typed = next.typed::<ByteArrayType>();
-                typed.write_batch(&there, Some(&levels), None).expect("written");
+                typed.write_batch(&present, Some(&levels), None).expect("written");
             }
         }
         next.close().expect("closed");

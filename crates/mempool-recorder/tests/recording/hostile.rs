@@ -1,3 +1,5 @@
+//! Recordings that are damaged or made to do harm.
+
 use std::{collections::BTreeSet, fs, sync::OnceLock};
 
 use alloy_primitives::B256;
@@ -18,26 +20,27 @@ fn two_segments() -> (tempfile::TempDir, [Vec<u8>; 2]) {
 }
 
 #[test]
-fn a_file_whose_codec_is_not_read_is_refused_by_the_name_of_the_codec() {
+fn a_file_with_an_unsupported_codec_is_rejected_by_name() {
     let (folder, [first, _]) = two_segments();
     let path = folder.path().join("other.parquet");
-    // In the footer: the codec, which is the fourth field, and the number of values behind it.
+    // The footer has the codec, which is the fourth field, before the number of values.
     let gzip = [0x15, 0x04, 0x16];
     for (code, name) in [(1, "SNAPPY"), (4, "BROTLI"), (5, "LZ4"), (6, "ZSTD"), (7, "LZ4_RAW")] {
         let mut bytes = first.clone();
-        for at in (0..bytes.len() - gzip.len()).filter(|at| first[*at..].starts_with(&gzip)) {
-            bytes[at + 1] = 2 * code;
+        for index in 0..bytes.len() - gzip.len() {
+            if first[index..].starts_with(&gzip) {
+                bytes[index + 1] = 2 * code;
+            }
         }
         fs::write(&path, bytes).expect("a file");
         let error = Recording::open(&path, RecordingConfig::default()).expect_err("no codec");
-        let is_it = |reason: &str| reason.starts_with(&format!("is compressed with {name}, "));
-        let error = &error;
-        assert!(matches!(error, ReplayError::Column { reason, .. } if is_it(reason)), "{error}");
+        let ReplayError::Column { reason, .. } = &error else { panic!("{error}") };
+        assert!(reason.starts_with(&format!("is compressed with {name}, ")), "{error}");
     }
 }
 
 #[test]
-fn a_folder_cut_at_any_byte_of_its_last_segment_gives_all_rows_before() {
+fn a_truncated_last_segment_costs_no_row_of_the_others() {
     let (folder, [_, last]) = two_segments();
     let path = segments(folder.path()).pop().expect("two");
     for end in 0..last.len() {
@@ -46,16 +49,16 @@ fn a_folder_cut_at_any_byte_of_its_last_segment_gives_all_rows_before() {
         assert_eq!(rows.by_ref().take(20).filter(Result::is_ok).count(), 20, "cut at {end}");
         assert!(matches!(rows.next(), Some(Err(BadRow::Unreadable { .. }))), "cut at {end}");
         assert!(rows.next().is_none(), "cut at {end}");
-        // The same as a file of its own is refused.
+        // As a file of its own it is rejected.
         assert!(Recording::open(&path, RecordingConfig::default()).is_err(), "cut at {end}");
     }
-    // As a killed recorder leaves it: without its name.
+    // A killed recorder leaves it unnamed.
     fs::rename(&path, path.with_extension("unfinished")).expect("renamed");
     assert_eq!(all(folder.path()).len(), 20);
 }
 
 #[test]
-fn a_page_that_inflates_beyond_its_bound_is_not_inflated() {
+fn a_page_beyond_the_bound_is_not_decompressed() {
     let (_folder, path) = file();
     let [time, hash, _] = columns(&[1], &signed(1, 0));
     let long = vec![0; MAX_PAGE_BYTES + 1].into();
@@ -69,12 +72,13 @@ fn a_page_that_inflates_beyond_its_bound_is_not_inflated() {
 }
 
 #[test]
-fn a_footer_that_claims_more_than_it_holds_is_refused_before_memory_is_reserved() {
+fn a_footer_that_claims_too_much_is_rejected_before_memory_is_reserved() {
     let (_folder, path) = file();
-    // Field 2, a list of structs, 2^31 - 1 of them; and a schema whose one element has as many children.
+    // Field 2 is a list of 2^31 - 1 structs.
     let many = [0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00];
+    // The only element of the schema has as many children.
     let children = [0x29, 0x1c, 0x55, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0x00, 0x00];
-    // And one of groups in groups, a million levels deep.
+    // The schema nests groups a million levels deep.
     let version_and_list = [0x15, 0x02, 0x19, 0xfc, 0xc0, 0x84, 0x3d];
     let groups = [0x48, 0x01, b'g', 0x15, 0x02, 0x00].repeat(1_000_000);
     let deep = [&version_and_list[..], &groups, &[0x00]].concat();
@@ -85,7 +89,7 @@ fn a_footer_that_claims_more_than_it_holds_is_refused_before_memory_is_reserved(
     }
 }
 
-/// A file of this footer alone.
+/// A file that consists of this footer.
 fn framed(footer: &[u8]) -> Vec<u8> {
     [b"PAR1", footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat()
 }
@@ -96,29 +100,29 @@ proptest! {
         let (_folder, path) = file();
         for content in [framed(&bytes), bytes] {
             fs::write(&path, content).expect("a file");
-            // A row may be good or bad.
+            // Any result is right, as long as nothing panics.
             let _ = Recording::open(&path, RecordingConfig::default()).map(Iterator::count);
         }
     }
 
     #[test]
-    fn a_damaged_recording_gives_no_transaction_that_it_did_not_hold(bytes in damaged_seeds("recordings")) {
+    fn a_damaged_recording_gives_no_foreign_transaction(bytes in damaged_seeds("recordings")) {
         let (_folder, path) = file();
         fs::write(&path, bytes).expect("a file");
         for trust_senders in [false, true] {
             let config = RecordingConfig { trust_senders, ..RecordingConfig::default() };
             let Ok(rows) = Recording::open(&path, config) else { return Ok(()) };
             let rows: Vec<_> = rows.flatten().collect();
-            prop_assert!(rows.len() <= kept_hashes().len(), "{} rows", rows.len());
+            prop_assert!(rows.len() <= corpus_hashes().len(), "{} rows", rows.len());
             for row in rows {
-                prop_assert!(kept_hashes().contains(row.tx.inner().hash()), "{:?}", row.tx);
+                prop_assert!(corpus_hashes().contains(row.tx.inner().hash()), "{:?}", row.tx);
             }
         }
     }
 }
 
-/// Of the transactions in the kept recordings.
-fn kept_hashes() -> &'static BTreeSet<B256> {
+/// The hashes of the transactions in the recordings of the corpus.
+fn corpus_hashes() -> &'static BTreeSet<B256> {
     static HASHES: OnceLock<BTreeSet<B256>> = OnceLock::new();
     HASHES.get_or_init(|| {
         let (_folder, path) = file();
@@ -131,7 +135,7 @@ fn kept_hashes() -> &'static BTreeSet<B256> {
 }
 
 #[test]
-fn the_kept_recordings_are_read_whole_or_refused() {
+fn the_recordings_of_the_corpus_are_read_whole_or_rejected() {
     let (_folder, path) = file();
     for seed in seeds("recordings") {
         fs::write(&path, &seed.bytes).expect("a file");
@@ -142,9 +146,9 @@ fn the_kept_recordings_are_read_whole_or_refused() {
     }
 }
 
-/// Such a file was an error of the whole folder if it was the first.
+/// Such a file failed the whole folder if it was the first.
 #[test]
-fn a_file_that_is_none_is_named_and_the_others_of_its_folder_are_replayed() {
+fn a_file_that_is_no_recording_is_named_and_skipped() {
     let folder = tempfile::tempdir().expect("a folder");
     let txs = signed(4, 0);
     record_segments(folder.path(), &txs, 2);

@@ -1,4 +1,4 @@
-//! What is recorded comes back; what a file claims is not believed.
+//! Recordings are read back as they were written, and the claims of a file are not trusted.
 
 mod archive;
 mod files;

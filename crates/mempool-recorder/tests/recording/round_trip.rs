@@ -1,3 +1,5 @@
+//! Recordings that are read and replayed.
+
 use std::time::SystemTime;
 
 use mempool_recorder::{
@@ -7,7 +9,7 @@ use order_pool::PooledTransaction;
 use parquet::record::RowAccessor as _;
 
 use crate::files::{
-    LONG, Values, all, columns, file, hash_text, hashes, insert, open, pool, raw, record,
+    LONG, Values, all, columns, file, hash_text, hashes, insert_all, open, pool, raw, record,
     record_segments, rows, segments, signed, write,
 };
 
@@ -38,7 +40,7 @@ fn a_file_that_is_read_to_its_end_is_closed() {
     let path = folder.path().canonicalize().expect("a folder");
     let open_files = || {
         let all = std::fs::read_dir("/proc/self/fd").expect("Linux");
-        // Others may be closed meanwhile.
+        // Other tests may close their files meanwhile.
         all.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok())
             .filter(|open| open.starts_with(&path))
             .count()
@@ -49,12 +51,12 @@ fn a_file_that_is_read_to_its_end_is_closed() {
 }
 
 #[test]
-fn the_columns_say_what_the_transaction_says() {
+fn the_columns_hold_the_fields_of_the_transaction() {
     use alloy_consensus::Transaction as _;
     let folder = tempfile::tempdir().expect("a folder");
     let pool = pool();
     let before = SystemTime::now();
-    signed(40, 0).iter().for_each(|tx| insert(&pool, tx));
+    insert_all(&pool, &signed(40, 0));
     record(&pool, RecorderConfig::new(folder.path()));
     assert_eq!(segments(folder.path()).len(), 1);
     let (rows, all) = (rows(folder.path()), all(folder.path()));
@@ -85,12 +87,12 @@ fn the_columns_say_what_the_transaction_says() {
 }
 
 #[test]
-fn blobs_are_left_out_on_either_side_on_demand() {
+fn recorder_and_recording_leave_out_blobs_on_demand() {
     let folder = tempfile::tempdir().expect("a folder");
     let (with, without) = (folder.path().join("with"), folder.path().join("without"));
     let pool = pool();
     let txs = signed(100, 50);
-    txs.iter().for_each(|tx| insert(&pool, tx));
+    insert_all(&pool, &txs);
     let blobs = txs.iter().filter(|tx| tx.raw.len() > 130_000).count();
     assert!(blobs > 0);
     record(&pool, RecorderConfig::new(&with));
@@ -102,7 +104,7 @@ fn blobs_are_left_out_on_either_side_on_demand() {
     assert_eq!(recording.left_out(), blobs as u64);
 
     let size = |folder| {
-        segments(folder).iter().map(|path| path.metadata().expect("one").len()).sum::<u64>()
+        segments(folder).iter().map(|path| path.metadata().expect("metadata").len()).sum::<u64>()
     };
     assert!(size(&without) < 100_000 && size(&with) > 130_000);
     let rows: Vec<_> = open(&without).collect();
@@ -111,14 +113,14 @@ fn blobs_are_left_out_on_either_side_on_demand() {
 }
 
 #[test]
-fn a_column_that_is_needed_and_missing_is_named_and_the_others_are_not_needed() {
+fn an_error_names_the_required_column_that_is_missing() {
     let (_folder, path) = file();
     let txs = signed(1, 0);
     let columns = || columns(&[5], &txs);
     write(&path, &columns());
     assert_eq!(all(&path).len(), 1);
-    for (gone, name) in ["timestamp", "hash", "rawTx"].into_iter().enumerate() {
-        let rest = columns().into_iter().enumerate().filter(|(index, _)| *index != gone);
+    for (missing, name) in ["timestamp", "hash", "rawTx"].into_iter().enumerate() {
+        let rest = columns().into_iter().enumerate().filter(|(index, _)| *index != missing);
         write(&path, &rest.map(|(_, column)| column).collect::<Vec<_>>());
         let error = Recording::open(&path, RecordingConfig::default()).expect_err("incomplete");
         assert_eq!(error.to_string(), format!("column {name} of {} is missing", path.display()));
@@ -133,7 +135,7 @@ fn a_column_that_is_needed_and_missing_is_named_and_the_others_are_not_needed() 
 }
 
 #[test]
-fn a_bad_row_is_counted_by_its_reason_and_the_next_one_is_replayed() {
+fn a_bad_row_is_counted_by_reason_and_the_next_is_replayed() {
     let (_folder, path) = file();
     let txs = signed(3, 0);
     let [first, second, third] = [0, 1, 2].map(|n| (hash_text(&txs[n]), raw(&txs[n])));
@@ -167,22 +169,22 @@ fn a_bad_row_is_counted_by_its_reason_and_the_next_one_is_replayed() {
 }
 
 #[test]
-fn a_sender_of_the_file_is_believed_on_demand_alone() {
+fn the_senders_of_a_file_are_trusted_only_on_demand() {
     let (_folder, path) = file();
     let txs = signed(3, 0);
     let forged = format!("{:#x}", alloy_primitives::Address::repeat_byte(0x66)).into_bytes();
     let [times, _, raw] = columns(&[1, 2, 3], &txs);
     let hash = [0, 0, 2].map(|n| hash_text(&txs[n]));
-    let from = [forged.clone(), forged, b"0x66".to_vec()].map(|from| Some(from.into()));
+    let senders = [forged.clone(), forged, b"0x66".to_vec()].map(|sender| Some(sender.into()));
     let bytes = |name, values: [_; 3]| Values::Bytes(name, values.into());
-    write(&path, &[times, bytes("hash", hash), bytes("from", from), raw]);
+    write(&path, &[times, bytes("hash", hash), bytes("from", senders), raw]);
     let mut rows = open(&path);
     assert_eq!(rows.next().expect("a row").expect("good").tx.signer(), txs[0].sender);
     let trusting = RecordingConfig { trust_senders: true, ..RecordingConfig::default() };
     let mut rows = Recording::open(&path, trusting).expect("a recording");
-    let believed = rows.next().expect("a row").expect("good").tx.signer();
-    assert_eq!(believed, alloy_primitives::Address::repeat_byte(0x66));
-    // The hash is not believed.
+    let trusted = rows.next().expect("a row").expect("good").tx.signer();
+    assert_eq!(trusted, alloy_primitives::Address::repeat_byte(0x66));
+    // The hash is never trusted.
     assert!(matches!(rows.next(), Some(Err(BadRow::OtherHash { .. }))));
     assert!(matches!(rows.next(), Some(Err(BadRow::Sender))));
     assert!(rows.next().is_none());
@@ -192,12 +194,12 @@ fn a_sender_of_the_file_is_believed_on_demand_alone() {
 fn a_replay_stops_while_it_waits_for_a_row() {
     let (_folder, path) = file();
     let txs = signed(2, 0);
-    // A year apart.
+    // The rows are a year apart, which is cut to an hour.
     write(&path, &columns(&[0, 365 * 86_400_000], &txs));
     let pool = pool();
     let mut orders = pool.subscribe_all();
     let replay = Replay::start(open(&path), Speed::RECORDED, pool).expect("a thread");
-    assert!(orders.next_timeout(LONG).is_some(), "the first one is due at once");
+    assert!(orders.next_timeout(LONG).is_some(), "the first row is due at once");
     let end = replay.shutdown(LONG);
     assert_eq!((end.reason, end.ended, end.counts.pooled), (ReplayEndReason::Stopped, true, 1));
 }

@@ -1,3 +1,5 @@
+//! The column `sources`, with two nodes.
+
 use std::{collections::BTreeMap, time::Instant};
 
 use alloy_primitives::B256;
@@ -38,7 +40,7 @@ fn submit(node: &MockNode, txs: &[PreparedTx]) {
 }
 
 #[test]
-fn a_row_names_every_node_that_had_announced_its_transaction_when_it_was_written() {
+fn a_row_names_every_node_that_announced_its_transaction_before() {
     let folder = tempfile::tempdir().expect("a folder");
     let nodes = NAMES.map(|name| {
         MockNode::start(NodeConfig::new(folder.path().join(name))).expect("the mock node starts")
@@ -48,16 +50,16 @@ fn a_row_names_every_node_that_had_announced_its_transaction_when_it_was_written
     let mut config = FetcherConfig::new(sources);
     config.backfill = Backfill::Off;
     let fetcher = block_on(Fetcher::start(config, pool.clone())).expect("the fetcher starts");
-    let wait = |what: &str, holds: &dyn Fn() -> bool| {
+    let wait = |description: &str, condition: &dyn Fn() -> bool| {
         let start = Instant::now();
-        while !holds() {
-            assert!(start.elapsed() < LONG, "{what}: {:?}", fetcher.counts());
+        while !condition() {
+            assert!(start.elapsed() < LONG, "{description}: {:?}", fetcher.counts());
             std::thread::yield_now();
         }
     };
     wait("both are live", &|| fetcher.is_ready());
 
-    // Each of a sender of its own, so a node takes any of them. The pools overlap.
+    // Each transaction has a sender of its own, so a node accepts any of them. The pools overlap.
     let txs = signed(40, 0);
     submit(&nodes[0], &txs[..30]);
     wait("30 are pooled", &|| fetcher.counts().pooled == 30);

@@ -1,3 +1,5 @@
+//! What a source does with the messages of a stream.
+
 use std::time::Duration;
 
 use alloy_consensus::transaction::Recovered;
@@ -11,23 +13,19 @@ use order_pool::{
 
 use super::*;
 use crate::{
-    tests::{self, KEY, SIGNER, deliverer, keyed_parts, of_blobs, parts, stored_now},
-    wire::{self, Encoded, HeadRecord, Sent},
+    tests::{self, KEY, SIGNER, blob_transaction, deliverer, keyed_parts, parts, stored_now, time},
+    wire::{self, Encoded, HeadRecord, PublisherTime},
 };
 
-fn at(seconds: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
-}
-
 fn txs(count: usize) -> Vec<Transaction> {
-    let announced = |tx| Transaction::new(tx, Origin::Mempool, at(100));
+    let announced = |tx| Transaction::new(tx, Origin::Mempool, time(100));
     tests::txs(count).into_iter().map(announced).collect()
 }
 
-/// As a machine sends it that was not held up.
+/// Encodes a record as a machine does that sends it without delay.
 fn encode(record: Record) -> Encoded {
-    let sent = Sent { age: Duration::ZERO, local_micros: record.local_micros() };
-    record.encode(&sent).expect("a known kind")
+    let publisher_time = PublisherTime { age: Duration::ZERO, local_micros: record.local_micros() };
+    record.encode(&publisher_time).expect("a known kind")
 }
 
 fn encode_transaction(tx: &Transaction) -> Encoded {
@@ -42,7 +40,13 @@ fn bundle(parts: BundleParts) -> Encoded {
     encode(Record::Order(Arc::new(Order::Bundle(Bundle::new(parts).expect("a bundle")))))
 }
 
-/// The counts: pooled, known, superseded, refused, malformed. They make up what was received.
+/// A deliverer of the private flow.
+fn private_deliverer() -> Deliverer {
+    Deliverer { flow: Flow::Private, ..deliverer(false) }
+}
+
+/// The counts of pooled, known, superseded, refused and malformed messages, whose sum is the count
+/// of received messages.
 fn counts(deliverer: &Deliverer) -> [u64; 5] {
     let stats = deliverer.counters.stats();
     let counts = [stats.pooled, stats.known, stats.superseded, stats.refused, stats.malformed];
@@ -50,194 +54,217 @@ fn counts(deliverer: &Deliverer) -> [u64; 5] {
     counts
 }
 
-/// Whoever publishes has proven it: nothing is proven here, neither for the first copy nor for those that the pool knows.
+/// The publisher has verified the proofs, so these invalid ones are accepted.
 #[test]
-fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
-    let (blobs, words) = (vec![Blob::ZERO; 6], vec![Bytes48::ZERO; 6]);
-    let sidecar = BlobTransactionSidecar { blobs, commitments: words.clone(), proofs: words };
-    let tx = of_blobs(sidecar.versioned_hashes().collect(), sidecar.into());
+fn blob_proofs_are_not_verified_again() {
+    let (blobs, points) = (vec![Blob::ZERO; 6], vec![Bytes48::ZERO; 6]);
+    let sidecar = BlobTransactionSidecar { blobs, commitments: points.clone(), proofs: points };
+    let tx = blob_transaction(sidecar.versioned_hashes().collect(), sidecar.into());
     let tx = Recovered::new_unchecked(tx, Address::ZERO);
-    let tx = Transaction::new(tx, Origin::Mempool, at(100));
+    let tx = Transaction::new(tx, Origin::Mempool, time(100));
     let mut deliverer = deliverer(true);
     for _ in 0..3 {
-        deliverer.message(&message(encode_transaction(&tx)), stored_now(at(101)));
+        deliverer.deliver(&message(encode_transaction(&tx)), stored_now(time(101)));
     }
     assert_eq!(counts(&deliverer), [1, 2, 0, 0, 0]);
 }
 
 #[test]
-fn what_is_damaged_or_without_its_id_is_malformed() {
+fn a_damaged_message_or_one_with_another_id_is_malformed() {
     let mut deliverer = deliverer(true);
     let txs = txs(2);
-    let sound = encode_transaction(&txs[0]);
-    let other = Encoded { id: *txs[1].hash(), ..sound.clone() };
-    let cut = Encoded { payload: sound.payload.slice(..40), ..sound.clone() };
-    let mut without = message(sound);
-    without.headers = None;
-    for message in [message(other), without, message(cut)] {
-        deliverer.message(&message, stored_now(at(101)));
+    let valid = encode_transaction(&txs[0]);
+    let other_id = Encoded { id: *txs[1].hash(), ..valid.clone() };
+    let truncated = Encoded { payload: valid.payload.slice(..40), ..valid.clone() };
+    let mut without_id = message(valid);
+    without_id.headers = None;
+    for message in [message(other_id), without_id, message(truncated)] {
+        deliverer.deliver(&message, stored_now(time(101)));
     }
     assert_eq!(counts(&deliverer), [0, 0, 0, 0, 3]);
 }
 
 #[test]
-fn the_public_stream_brings_no_private_order_no_other_chain_and_no_head_that_is_not_asked_for() {
+fn the_public_stream_brings_no_private_order_and_no_other_chain() {
     let terms = PrivateTerms { signer: None, max_block: 9 };
     let tx = txs(1).remove(0);
-    let private = Transaction::private(tx.recovered().clone(), terms, at(100));
+    let private = Transaction::private(tx.recovered().clone(), terms, time(100));
     let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host, sent_at: None };
     let cancellation = encode(Record::Cancellation(cancellation));
     let mut public = deliverer(false);
-    for other in [encode_transaction(&private), cancellation, head(1, 0)] {
-        public.message(&message(other), stored_now(at(101)));
+    // The head is refused because the source is configured not to apply heads.
+    for encoded in [encode_transaction(&private), cancellation, head(1, 0)] {
+        public.deliver(&message(encoded), stored_now(time(101)));
     }
     public.chain_id = 5;
-    public.message(&message(encode_transaction(&tx)), stored_now(at(101)));
+    public.deliver(&message(encode_transaction(&tx)), stored_now(time(101)));
     assert_eq!((counts(&public), public.pool.head()), ([0, 0, 0, 4, 0], None));
 }
 
 #[test]
-fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_order_they_come() {
-    // The pool forgets a cancellation by its own clock.
+fn private_orders_and_cancellations_may_arrive_in_any_sequence() {
+    // The pool forgets a cancellation by its own clock, so the times are near the present.
     let begin = SystemTime::now();
-    let at = |seconds| begin + Duration::from_secs(seconds);
+    let time = |seconds| begin + Duration::from_secs(seconds);
     let (txs, signer, holder) = (txs(2), SIGNER, Holder::Host);
     let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
-    let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
-    let cancelled =
-        PrivateCancellation { hash: *private.hash(), signer, cancelled_at: at(100), holder };
+    let private = Transaction::private(txs[1].recovered().clone(), terms, time(100));
+    let private_cancellation =
+        PrivateCancellation { hash: *private.hash(), signer, cancelled_at: time(100), holder };
+    let bundle_cancellation = Cancellation { key: KEY, nonce: Some(2), holder, sent_at: None };
     let orders = [bundle(keyed_parts(&txs[0], 5, 1)), encode_transaction(&private)];
     let cancellations = [
-        encode(Record::Cancellation(Cancellation {
-            key: KEY,
-            nonce: Some(2),
-            holder,
-            sent_at: None,
-        })),
-        encode(Record::CancelPrivate(cancelled)),
+        encode(Record::Cancellation(bundle_cancellation)),
+        encode(Record::CancelPrivate(private_cancellation)),
     ];
-    let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
+    let mut deliverer = private_deliverer();
     let mut deliver = |messages: &[Encoded; 2]| {
-        for it in messages {
-            deliverer.message(&message(it.clone()), stored_now(at(101)));
+        for encoded in messages {
+            deliverer.deliver(&message(encoded.clone()), stored_now(time(101)));
         }
         let stats = deliverer.pool.stats();
         ([stats.bundles, stats.external_txs], counts(&deliverer))
     };
     assert_eq!(deliver(&orders), ([1, 1], [2, 0, 0, 0, 0]));
     assert_eq!(deliver(&cancellations), ([0, 0], [4, 0, 0, 0, 0]));
-    // What another machine published before both, and what comes late.
+    // Another machine published the same orders before the cancellations, and they arrive late.
     assert_eq!(deliver(&orders), ([0, 0], [4, 0, 2, 0, 0]));
 }
 
-/// The block of a transaction that it runs behind had come here before it: the one before it stayed until its block.
+/// A replacement whose transaction was in a block already left the earlier bundle in place.
 #[test]
-fn a_replacement_that_comes_after_its_transaction_was_mined_ends_what_it_replaces() {
+fn a_refused_replacement_still_ends_the_bundle_that_it_replaces() {
     let txs = txs(3);
-    let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
+    let mut deliverer = private_deliverer();
     deliverer.pool.on_head(Block::new(tests::head(10, 0, 0), vec![*txs[1].hash()]));
     let bundle = |tx: usize, nonce| bundle(keyed_parts(&txs[tx], 12, nonce));
     let mut deliver = |encoded| {
-        deliverer.message(&message(encoded), stored_now(at(101)));
+        deliverer.deliver(&message(encoded), stored_now(time(101)));
         (deliverer.pool.stats().bundles, counts(&deliverer))
     };
     assert_eq!(deliver(bundle(0, 1)), (1, [1, 0, 0, 0, 0]));
     assert_eq!(deliver(bundle(1, 2)), (0, [1, 0, 0, 1, 0]));
-    assert_eq!(deliver(bundle(2, 1)), (0, [1, 0, 1, 1, 0]), "late");
+    assert_eq!(deliver(bundle(2, 1)), (0, [1, 0, 1, 1, 0]), "it arrives late");
 }
 
-/// The stream of private orders keeps them for 15 minutes, and a builder that started took them for new.
+/// The stream keeps private orders for 15 minutes, and a builder that started took expired ones for
+/// new.
 #[test]
-fn raw_transactions_that_machines_have_dropped_are_not_taken_and_all_else_is() {
+fn raw_transactions_beyond_the_retention_of_pools_are_refused() {
     let (txs, begin) = (txs(3), SystemTime::now());
     let raw = |n: usize| {
         let tx = txs[n].recovered().clone();
-        encode_transaction(&Transaction::new(tx, Origin::Rpc, at(100)))
+        encode_transaction(&Transaction::new(tx, Origin::Rpc, time(100)))
     };
     let terms = PrivateTerms { signer: None, max_block: 9 };
-    let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
+    let private = Transaction::private(txs[1].recovered().clone(), terms, time(100));
     let others = [encode_transaction(&private), bundle(parts(&txs[2], 5)), raw(1)];
-    let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
+    let mut deliverer = private_deliverer();
     let mut deliver = |encoded, age| {
-        let times = Times { stored: begin - Duration::from_secs(age), now: begin };
-        deliverer.message(&message(encoded), times);
+        let times = Times { stored_at: begin - Duration::from_secs(age), now: begin };
+        deliverer.deliver(&message(encoded), times);
         counts(&deliverer)
     };
     assert_eq!(deliver(raw(0), 61), [0, 0, 0, 1, 0]);
-    // A machine says when it has received it: a reorg may have brought it back since.
+    // The age counts from the storing: a reorg may have brought it back since its arrival.
     assert_eq!(deliver(raw(0), 59), [1, 0, 0, 1, 0]);
-    others.into_iter().for_each(|other| _ = deliver(other, 800));
-    assert_eq!(deliver(raw(0), 800), [3, 2, 0, 1, 0], "a further caller of what is here");
+    for other in others {
+        deliver(other, 800);
+    }
+    assert_eq!(deliver(raw(0), 800), [3, 2, 0, 1, 0], "another holder of a pooled transaction");
 }
 
-fn head(number: u64, chain: u64) -> Encoded {
-    head_with(number, chain, Vec::new())
+fn head(number: u64, branch: u64) -> Encoded {
+    head_with_mined(number, branch, Vec::new())
 }
 
-fn head_with(number: u64, chain: u64, mined: Vec<B256>) -> Encoded {
-    let head = tests::head(number, chain, chain);
+fn head_with_mined(number: u64, branch: u64, mined: Vec<B256>) -> Encoded {
+    let head = tests::head(number, branch, branch);
     encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined }.into()))
 }
 
-/// A head that leads nowhere undoes a block, whose transactions are pending again. The next head of its chain brings it back.
+/// A head without a known parent undoes a block, whose transactions are pending again. The next
+/// head of its chain applies the block again.
 #[test]
-fn what_a_gap_undid_is_mined_again_with_the_next_block_of_its_chain() {
+fn a_block_that_an_unrelated_head_undid_is_applied_again() {
     let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
     let tx = txs(1).remove(0);
-    deliverer.message(&message(encode_transaction(&tx)), stored_now(at(101)));
-    let mut tell = |encoded| {
-        deliverer.message(&message(encoded), stored_now(at(102)));
+    deliverer.deliver(&message(encode_transaction(&tx)), stored_now(time(101)));
+    let mut is_pending_after = |encoded| {
+        deliverer.deliver(&message(encoded), stored_now(time(102)));
         pool.contains(tx.hash())
     };
-    assert!((1..=4).all(|number| tell(head(number, 0))));
-    assert!(!tell(head_with(5, 0, vec![*tx.hash()])));
-    assert!(tell(head(6, 1)), "its parent could be another one than the fifth");
-    tell(head(6, 0));
-    assert!(!tell(head(7, 0)));
+    assert!((1..=4).all(|number| is_pending_after(head(number, 0))));
+    assert!(!is_pending_after(head_with_mined(5, 0, vec![*tx.hash()])));
+    assert!(is_pending_after(head(6, 1)), "its parent could be another block than the fifth");
+    is_pending_after(head(6, 0));
+    assert!(!is_pending_after(head(7, 0)));
 }
 
-/// A machine whose node came back after a quarter of an hour undid 64 blocks of every builder, which removed the bundles for
-/// its next ones as too far ahead.
+/// A machine whose node came back after a quarter of an hour undid 64 blocks of every builder,
+/// which removed the bundles for its next blocks as too far ahead.
 #[test]
-fn a_machine_whose_node_is_far_behind_undoes_nothing_however_long_it_is() {
+fn a_machine_whose_node_is_far_behind_undoes_no_block() {
     let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
-    let mut tell = |encoded, seconds| deliverer.message(&message(encoded), stored_now(at(seconds)));
-    (1..=100).for_each(|number| tell(head(number, 0), 12 * number));
+    let mut deliver =
+        |encoded, seconds| deliverer.deliver(&message(encoded), stored_now(time(seconds)));
+    for number in 1..=100 {
+        deliver(head(number, 0), 12 * number);
+    }
     let bundle = Bundle::new(parts(&txs(1)[0], 121)).expect("a bundle");
-    let outcome = pool.insert_bundle(bundle);
-    assert_eq!(outcome, InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
     for number in 101..=120 {
-        tell(head(number - 75, 0), 12 * number - 5);
-        tell(head(number, 0), 12 * number);
+        deliver(head(number - 75, 0), 12 * number - 5);
+        deliver(head(number, 0), 12 * number);
         assert_eq!(pool.head().map(|head| head.number), Some(number));
         assert_eq!(pool.stats().bundles, 1);
     }
-    tell(head(120, 0), 1_441);
+    deliver(head(120, 0), 1_441);
     assert_eq!(counts(&deliverer), [120, 1, 0, 20, 0]);
 }
 
 #[test]
-fn a_reorg_is_followed_at_once_and_a_chain_that_begins_anew_when_no_other_is_told_for_a_minute() {
+fn a_reorg_is_followed_at_once_a_new_chain_later() {
     let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
-    let mut tell = |encoded, seconds| {
-        deliverer.message(&message(encoded), stored_now(at(seconds)));
+    let mut head_after = |encoded, seconds| {
+        deliverer.deliver(&message(encoded), stored_now(time(seconds)));
         pool.head().map(|head| (head.number, head.hash))
     };
-    (1..=9).for_each(|number| _ = tell(head(number, 0), number));
+    for number in 1..=9 {
+        head_after(head(number, 0), number);
+    }
     let parent_hash = pool.head().expect("the ninth").parent_hash;
-    let other = (9, B256::repeat_byte(9));
-    let branch = Head::new(other.0, other.1, parent_hash);
-    let branch = HeadRecord { head: branch, previous: B256::ZERO, mined: Vec::new() };
-    assert_eq!(tell(encode(Record::Head(branch.into())), 10), Some(other));
+    let sibling = (9, B256::repeat_byte(9));
+    let sibling_head = Head::new(sibling.0, sibling.1, parent_hash);
+    let record = HeadRecord { head: sibling_head, previous: B256::ZERO, mined: Vec::new() };
+    assert_eq!(head_after(encode(Record::Head(record.into())), 10), Some(sibling));
     for (number, seconds) in [(1, 20), (2, 40), (3, 79)] {
-        assert_eq!(tell(head(number, 1), seconds), Some(other), "after {number}");
+        assert_eq!(head_after(head(number, 1), seconds), Some(sibling), "after {number}");
     }
     for (number, seconds) in [(4, 80), (5, 81)] {
-        let told = tell(head(number, 1), seconds).map(|(number, _)| number);
-        assert_eq!(told, Some(number));
+        let applied = head_after(head(number, 1), seconds).map(|(number, _)| number);
+        assert_eq!(applied, Some(number));
     }
     assert_eq!(counts(&deliverer), [12, 0, 0, 3, 0]);
+}
+
+/// Unknown signers behind a front shared the room of known signers, and could displace their
+/// cancellations.
+#[test]
+fn unknown_signers_behind_a_front_count_as_unknown_callers() {
+    let front = [10, 0, 0, 1].into();
+    for (holder, is_unknown) in [
+        (Holder::Host, false),
+        (Holder::Signer(SIGNER), false),
+        (tests::caller(1), true),
+        (Holder::Forwarded { front, signer: Some(SIGNER) }, true),
+        (Holder::Forwarded { front, signer: None }, true),
+    ] {
+        let cancellation = Cancellation { key: KEY, nonce: None, holder, sent_at: None };
+        let record = Record::Cancellation(cancellation);
+        assert_eq!(is_of_unknown_caller(&record), is_unknown, "{holder:?}");
+    }
 }

@@ -1,4 +1,8 @@
+//! The messages that a follower publishes for the events of a pool.
+
 mod forks;
+
+use std::time::SystemTime;
 
 use alloy_consensus::transaction::Recovered;
 use alloy_primitives::hex;
@@ -7,26 +11,26 @@ use order_pool::{
     Bundle, BundleParts, Cancellation, Holder, OrderPool, Origin, PoolConfig, PrivateTerms,
     Subscription,
 };
-use std::time::SystemTime;
 
 use super::*;
 use crate::tests::{
-    KEY, SIGNER, caller, deliverer, hash, head, message, parts, pool, stored_now, txs,
+    KEY, SIGNER, block_hash, caller, deliverer, head, message, parts, pool, stored_now, txs,
 };
 
 fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
     pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
 }
 
-/// Inserts a private transaction, which its signer may cancel.
-fn send(pool: &OrderPool, tx: &Recovered<PooledTransaction>) {
+/// Inserts a private transaction with a signer, who may cancel it.
+fn insert_private(pool: &OrderPool, tx: &Recovered<PooledTransaction>) {
     let terms = PrivateTerms { signer: Some(SIGNER), max_block: 100 };
     pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
 }
 
-fn text(Item { record, hold, .. }: &Item) -> String {
+/// A short description of a message.
+fn describe(Item { record, additional_holder, .. }: &Item) -> String {
     match record {
-        Record::Order(order) if hold.is_some() => format!("held {}", order.id()),
+        Record::Order(order) if additional_holder.is_some() => format!("held {}", order.id()),
         Record::Order(order) => order.id().to_string(),
         Record::Head(head) => format!("head {} {}", head.head.number, head.mined.len()),
         Record::CancelPrivate(cancellation) => format!("cancel {}", cancellation.hash),
@@ -34,26 +38,26 @@ fn text(Item { record, hold, .. }: &Item) -> String {
     }
 }
 
-/// What a comparison publishes, in short.
+/// Descriptions of the messages that a comparison publishes.
 fn compare(follower: &mut Follower, pool: &OrderPool) -> Vec<String> {
     follower.begin_comparison();
     let mut published = follow(follower, pool, &mut pool.subscribe_all());
-    published.extend(follower.end_comparison().iter().map(text));
+    published.extend(follower.end_comparison().iter().map(describe));
     published
 }
 
-/// Everything that is published for the events of now.
+/// The messages for all events so far.
 fn items(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<Item> {
     let events = std::iter::from_fn(|| events.try_next());
-    events.flat_map(|event| follower.on(&event.expect("no lag"), pool)).collect()
+    events.flat_map(|event| follower.on_event(&event.expect("no lag"), pool)).collect()
 }
 
 fn follow(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<String> {
-    items(follower, pool, events).iter().map(text).collect()
+    items(follower, pool, events).iter().map(describe).collect()
 }
 
 #[test]
-fn a_comparison_publishes_what_is_missing_and_nothing_twice() {
+fn a_comparison_publishes_missing_orders_and_none_twice() {
     let pool = pool();
     let txs = txs(3);
     let mut follower = Follower::new(Flow::Public, true);
@@ -70,15 +74,15 @@ fn a_comparison_publishes_what_is_missing_and_nothing_twice() {
 }
 
 #[test]
-fn a_head_names_all_that_its_block_contains_and_the_heads_of_an_outage_follow() {
+fn a_head_lists_its_whole_block_and_heads_of_an_outage_follow() {
     let pool = pool();
     let txs = txs(2);
     insert(&pool, &txs[0], Origin::Mempool);
     // Half a gigagas of plain transfers.
-    let others = (100..23_898).map(|number| hash(number, 0));
+    let others = (100..23_898).map(|number| block_hash(number, 0));
     let mine = |number: u64| {
         let head = head(number, 0, 0);
-        // The pool has never held the second.
+        // The pool has never held the second transaction.
         let mined = txs.iter().map(|tx| *tx.hash()).chain(others.clone());
         pool.on_head(Block::new(head, mined.collect::<Vec<_>>()));
     };
@@ -88,112 +92,125 @@ fn a_head_names_all_that_its_block_contains_and_the_heads_of_an_outage_follow() 
     mine(2);
     let mut events = pool.subscribe_all();
     let item = events.try_next().expect("the head").expect("no lag");
-    // It is not sent before the connection is lost.
-    follower.on(&item, &pool).iter().rev().for_each(|item| follower.forget(item));
+    // The connection is lost before the head is sent.
+    for item in follower.on_event(&item, &pool).iter().rev() {
+        follower.forget(item);
+    }
     (3..6).for_each(mine);
     let published = compare(&mut follower, &pool);
     assert_eq!(published, [2, 3, 4, 5].map(|number| format!("head {number} 23800")));
-    // The stream is lost, and blocks come until it is made anew: builders are where it ended.
+    // The stream is lost, and blocks come until it is recreated. Builders stand where it ended.
     follower.forget_all();
     (6..8).for_each(mine);
     let published = compare(&mut follower, &pool);
     assert_eq!(published, [1, 2, 3, 4, 5, 6, 7].map(|number| format!("head {number} 23800")));
 }
 
-/// Alone, without the blocks before it, it would be a gap for builders, and so would be the branch that the pool is on.
+/// Without the blocks before it the head would be a gap for builders, and so would the branch that
+/// the pool is on.
 #[test]
-fn a_head_that_the_pool_has_left_meanwhile_is_not_published() {
+fn a_head_that_the_pool_has_already_left_is_not_published() {
     let pool = pool();
     let mut follower = Follower::new(Flow::Public, true);
     let mut events = pool.subscribe_all();
-    let tell = |heads: &[Head]| {
-        heads.iter().for_each(|head| _ = pool.on_head(Block::new(*head, [])));
+    let apply_heads = |heads: &[Head]| {
+        for head in heads {
+            pool.on_head(Block::new(*head, []));
+        }
     };
-    tell(&[1, 2, 3, 4].map(|number| head(number, 0, 0)));
+    apply_heads(&[1, 2, 3, 4].map(|number| head(number, 0, 0)));
     assert_eq!(follow(&mut follower, &pool, &mut events).len(), 4);
-    tell(&[head(3, 1, 0), head(4, 1, 1), head(3, 0, 0), head(4, 0, 0), head(5, 0, 0)]);
-    // A comparison that began before the flip back.
-    assert!(follower.on(&Event::Head(head(4, 1, 1).into()), &pool).is_empty());
+    apply_heads(&[head(3, 1, 0), head(4, 1, 1), head(3, 0, 0), head(4, 0, 0), head(5, 0, 0)]);
+    // A comparison began before the pool came back to the first branch.
+    assert!(follower.on_event(&Event::Head(head(4, 1, 1).into()), &pool).is_empty());
     let published = follow(&mut follower, &pool, &mut pool.subscribe_all());
     assert_eq!(published, ["head 5 0".to_owned()]);
 }
 
 #[test]
-fn a_private_transaction_that_left_unseen_is_cancelled_until_that_is_published() {
+fn a_private_transaction_that_left_unseen_is_cancelled() {
     let (before, after) = (pool(), pool());
     let txs = txs(3);
-    txs.iter().for_each(|tx| send(&before, tx));
+    for tx in &txs {
+        insert_private(&before, tx);
+    }
     let [sent, cancelled] = ["tx", "cancel"]
-        .map(|what| txs.iter().map(|tx| format!("{what} {}", tx.hash())).collect::<Vec<_>>());
+        .map(|kind| txs.iter().map(|tx| format!("{kind} {}", tx.hash())).collect::<Vec<_>>());
     let mut follower = Follower::new(Flow::Private, true);
     assert_eq!(compare(&mut follower, &before), sent);
-    // One is still there, and one has become public: it has not left.
-    send(&after, &txs[2]);
+    // One is still pooled, and one has become public, so it has not left.
+    insert_private(&after, &txs[2]);
     insert(&after, &txs[1], Origin::Mempool);
     follower.begin_comparison();
     assert!(follow(&mut follower, &after, &mut after.subscribe_all()).is_empty());
     let items = follower.end_comparison();
-    assert_eq!(items.iter().map(text).collect::<Vec<_>>(), cancelled[..1]);
+    assert_eq!(items.iter().map(describe).collect::<Vec<_>>(), cancelled[..1]);
     let Record::CancelPrivate(cancellation) = items[0].record else { panic!("{items:?}") };
     let first = before.get(txs[0].hash()).expect("the first copy");
     let first = first.as_tx().expect("a transaction").first_seen();
-    assert_eq!(cancellation.cancelled_at, first, "what is sent again later is not cancelled");
-    // The connection is lost before it is published.
+    assert_eq!(cancellation.cancelled_at, first, "a later submission is not cancelled");
+    // The connection is lost before the cancellation is published.
     follower.forget(&items[0]);
     assert_eq!(compare(&mut follower, &after), cancelled[..1]);
     assert!(compare(&mut follower, &after).is_empty());
     follower.forget(&items[0]);
-    send(&after, &txs[0]);
+    insert_private(&after, &txs[0]);
     assert_eq!(compare(&mut follower, &after), sent[..1], "it was sent again");
-    // The stream was made anew, and the connection is lost before the order is published again.
+    // The stream was recreated, and the connection is lost before the order is published again.
     follower.forget_all();
     follower.begin_comparison();
     let event = after.subscribe_all().try_next().expect("an event").expect("no lag");
-    let items = follower.on(&event, &after);
+    let items = follower.on_event(&event, &after);
     follower.forget(items.first().expect("it is published again"));
     assert_eq!(compare(&mut follower, &pool()).len(), 3, "builders have them from before");
 }
 
-/// Only an addition was published, and it had been one of the private flow.
+/// Only additions were published, and this one had belonged to the private flow.
 #[test]
-fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_public_flow() {
+fn a_transaction_that_becomes_public_is_published_by_the_public_flow() {
     let pool = pool();
     let txs = txs(2);
     let mut flows =
         [Flow::Public, Flow::Private].map(|flow| (Follower::new(flow, true), pool.subscribe_all()));
     let mut published =
         || flows.each_mut().map(|(follower, events)| follow(follower, &pool, events));
-    send(&pool, &txs[0]);
+    insert_private(&pool, &txs[0]);
     insert(&pool, &txs[1], Origin::Rpc);
     let both: Vec<_> = txs.iter().map(|tx| format!("tx {}", tx.hash())).collect();
     assert_eq!(published(), [vec![], both.clone()]);
-    // Twice, as by two nodes.
+    // Two nodes announce them.
     for tx in txs.iter().chain(&txs) {
         insert(&pool, tx, Origin::Mempool);
     }
     assert_eq!(published(), [both, vec![]]);
-    // Nor is it cancelled by that flow when it has left.
+    // The private flow does not cancel it when it leaves the pool.
     pool.on_head(Block::new(head(1, 0, 0), [0, 1].map(|n| *txs[n].hash())));
     assert_eq!(compare(&mut flows[0].0, &pool), ["head 1 2"]);
 }
 
-/// A uuid that pools have forgotten may be used and cancelled again.
+/// A searcher may use and cancel a uuid again that pools have forgotten.
 #[test]
-fn each_cancellation_is_a_message_of_its_own() {
+fn each_cancellation_has_a_unique_message_id() {
     let (pool, mut follower) = (pool(), Follower::new(Flow::Private, true));
-    let (holder, signer, at) = (Holder::Host, SIGNER, SystemTime::now());
-    let private = PrivateCancellation { hash: hash(1, 0), signer, cancelled_at: at, holder };
+    let holder = Holder::Host;
+    let private = PrivateCancellation {
+        hash: block_hash(1, 0),
+        signer: SIGNER,
+        cancelled_at: SystemTime::now(),
+        holder,
+    };
     let bundle = Cancellation { key: KEY, nonce: None, holder, sent_at: None };
     for event in [Event::Cancelled(bundle), Event::CancelledPrivate(private)] {
-        let mut suffix = || follower.on(&event, &pool)[0].suffix("a");
+        let mut suffix = || follower.on_event(&event, &pool)[0].message_id_suffix("a");
         assert_ne!(suffix(), suffix());
     }
 }
 
-/// A builder knew only who had sent an order first: it left with that one's share, and at that one's last block.
+/// A builder knew only the holder that had sent an order first. The order left with the share of
+/// that holder, and at the last block of that holder's terms.
 #[test]
-fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_in_the_publishers() {
-    // A caller may hold two private transactions and two bundles.
+fn builders_count_an_order_for_every_holder_that_sent_it() {
+    // One caller may hold two private transactions and two bundles.
     let config = PoolConfig { max_external_txs: 64, max_bundles: 64, ..PoolConfig::default() };
     let [ingested, built] = [(); 2].map(|()| OrderPool::new(config.clone()).expect("a pool"));
     for pool in [&ingested, &built] {
@@ -202,39 +219,43 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
     let (mut follower, mut events) = (Follower::new(Flow::Private, true), ingested.subscribe_all());
     let mut deliverer = deliverer(true);
     (deliverer.pool, deliverer.flow) = (built.clone(), Flow::Private);
-    let stranger = caller(9);
-    let send = |tx: &Recovered<PooledTransaction>, holder, max_block| {
+    let unknown = caller(9);
+    let submit = |tx: &Recovered<PooledTransaction>, holder, max_block| {
         let terms = PrivateTerms { signer: None, max_block };
         let tx = Transaction::private(tx.clone(), terms, SystemTime::now());
         ingested.insert_transaction(tx.held_by(holder));
     };
     let txs = txs(40);
-    for holder in [stranger, Holder::Signer(SIGNER)] {
-        send(&txs[0], holder, 11 + u64::from(holder != stranger));
+    for holder in [unknown, Holder::Signer(SIGNER)] {
+        submit(&txs[0], holder, 11 + u64::from(holder != unknown));
     }
-    let send_bundle = |n: usize, holder, block| {
+    let submit_bundle = |n: usize, holder, block| {
         let tx = Transaction::new(txs[n].clone(), Origin::Rpc, SystemTime::now());
         let parts = BundleParts { holder, ..parts(&tx, block) };
         ingested.insert_bundle(Bundle::new(parts).expect("a bundle"));
     };
-    for holder in [stranger, caller(8)] {
-        send_bundle(0, holder, 12);
+    for holder in [unknown, caller(8)] {
+        submit_bundle(0, holder, 12);
     }
     for (n, tx) in txs.iter().enumerate().skip(1) {
-        send(tx, stranger, 12);
-        send_bundle(n, stranger, 11);
+        submit(tx, unknown, 12);
+        submit_bundle(n, unknown, 11);
     }
     for item in items(&mut follower, &ingested, &mut events) {
         let Encoded { id, payload } = item.encode(Instant::now()).expect("a known kind");
-        deliverer.message(&message(&hex::encode(id), payload), stored_now(SystemTime::now()));
+        deliverer.deliver(&message(&hex::encode(id), payload), stored_now(SystemTime::now()));
     }
     for pool in [&ingested, &built] {
-        assert_eq!(pool.stats().bundles, 3, "the stranger's two, and the other one's");
-        assert!(pool.contains(txs[0].hash()), "the stranger's share was full");
+        assert_eq!(
+            pool.stats().bundles,
+            3,
+            "two of the unknown caller, and one of the other holder"
+        );
+        assert!(pool.contains(txs[0].hash()), "the share of the unknown caller is full");
         pool.on_head(Block::new(head(11, 0, 0), []));
-        assert!(pool.contains(txs[0].hash()), "its last block was the stranger's");
+        assert!(pool.contains(txs[0].hash()), "the unknown caller's terms have ended");
     }
-    // The stream is lost: a builder that starts then knows it too.
+    // The stream is lost, and a builder that starts afterwards knows all holders too.
     follower.forget_all();
     follower.begin_comparison();
     let published = follow(&mut follower, &ingested, &mut ingested.subscribe_all());

@@ -1,4 +1,4 @@
-//! One connection of a publisher: events of the pool out, acknowledgements in.
+//! One connection of a publisher: publishes the pool's events and processes the acknowledgements.
 
 use std::{
     convert::Infallible,
@@ -18,298 +18,350 @@ use futures::{
 };
 use tokio::time::{sleep, sleep_until, timeout};
 
-use super::{Run, UNSTORED_LIMIT};
+use super::{PublisherTask, UNSTORED_LIMIT};
 use crate::{
-    identity::{Acknowledged, Found},
-    link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE, StreamInfo},
+    connection::{CHECK_INTERVAL, CHECK_RETRY_INTERVAL, Connection, SILENCE_LIMIT, StreamInfo},
     metrics::RefuseReason,
     position::Extent,
     response::Response,
-    running::{self, Stop},
     state::{DisconnectReason::Lost, State},
-    window::Sent,
+    stream_check::{Acknowledged, StreamReport},
+    window::{Attempt, Repeat},
     wire::{Encoded, Record},
+    worker::{Stop, Task},
 };
 
-/// How long an acknowledgement is waited for: it takes some milliseconds within a region, and a cluster elects another
-/// leader within some seconds.
+/// The timeout of an acknowledgement. Within a region one takes some milliseconds, and a cluster
+/// elects another leader within some seconds.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same, while the stream stores nothing and one message is tried: a leader that was elected without the others accepts
-/// messages and never acknowledges them.
-const TRIAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout of the single message that is tried during an outage. A leader that was elected
+/// without the others accepts messages and never acknowledges them.
+const OUTAGE_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Before a message that another machine was publishing at the same moment is published again.
+/// The pause before a message is published again that the server was storing for another machine at
+/// the same moment.
 const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
 
-type Responded = (Sent, String, Response);
-
-struct Session<'a> {
-    run: &'a mut Run,
-    link: &'a Link,
-    context: Context,
-    responses: FuturesUnordered<BoxFuture<'a, Responded>>,
-    check: Option<BoxFuture<'a, Result<Found, State>>>,
-    check_at: Instant,
-    /// When the stream responded last, and whether it has over this connection.
-    responded_at: Instant,
-    is_served: bool,
+/// The outcome of one attempt to publish a message.
+struct PublishResult {
+    attempt: Attempt,
+    message_id: String,
+    response: Response,
 }
 
-impl running::Session for Run {
-    async fn connected(&mut self, link: &Link, stop: Stop) -> State {
+struct Session<'a> {
+    task: &'a mut PublisherTask,
+    connection: &'a Connection,
+    context: Context,
+    results: FuturesUnordered<BoxFuture<'a, PublishResult>>,
+    /// A running request that checks the stream.
+    check: Option<BoxFuture<'a, Result<StreamReport, State>>>,
+    next_check_at: Instant,
+    /// When the stream last responded over this connection.
+    responded_at: Instant,
+    /// Whether a check has succeeded over this connection.
+    is_checked: bool,
+}
+
+impl Task for PublisherTask {
+    async fn run(&mut self, connection: &Connection, stop: Stop) -> State {
         self.counters.connects[0].add(1);
-        self.shown.set(State::CatchingUp);
-        let mut context = link.context.clone();
+        self.counters.unpublished.set(0);
+        let mut context = connection.context.clone();
         context.set_timeout(ACK_TIMEOUT);
-        self.identity.connected();
-        self.is_acknowledged = false;
-        self.window.connected();
+        self.has_acknowledged = false;
+        self.window.on_connected();
         if self.events.is_none() {
-            self.compare();
+            self.begin_comparison();
         }
         let session = Session {
-            run: self,
-            link,
+            task: self,
+            connection,
             context,
-            responses: FuturesUnordered::new(),
+            results: FuturesUnordered::new(),
             check: None,
-            check_at: Instant::now(),
+            next_check_at: Instant::now(),
             responded_at: Instant::now(),
-            is_served: false,
+            is_checked: false,
         };
-        let Err(end) = session.serve(stop).await;
-        self.disconnected();
+        let Err(end) = session.run(stop).await;
+        self.on_disconnected();
         end
     }
 
-    fn has_more(&self) -> bool {
-        self.window.len() > 0 || self.turns.len() > 0 || !self.pool.is_empty()
+    fn on_connect_failed(&mut self) {
+        self.report_without_connection();
+    }
+
+    fn has_unfinished_work(&self) -> bool {
+        self.window.len() > 0 || self.fair_queue.len() > 0 || !self.pool.is_empty()
     }
 }
 
 impl<'a> Session<'a> {
-    async fn serve(mut self, mut stop: Stop) -> Result<Infallible, State> {
-        // Before anything is published: a stream that is missing or another one is found here. One that does not respond
-        // now is asked again beside the publishing.
-        let asked = self.ask();
-        let found = self.link.unless_lost(asked).await?;
-        self.note_stream(found, false)?;
-        let mut ended = pin!(self.link.ended(&["mempool.", "_INBOX_"]));
+    async fn run(mut self, mut stop: Stop) -> Result<Infallible, State> {
+        // The stream is checked before anything is published, to find out that it is missing or
+        // another one. If it does not respond now, the check is repeated while messages are
+        // published.
+        let check = self.check_stream();
+        let report = self.connection.unless_lost(check).await?;
+        self.on_check(report, false)?;
+        let mut ended = pin!(self.connection.lost_or_denied(&["mempool.", "_INBOX_"]));
         loop {
-            // A replay of an empty pool ends without an event.
-            if self.run.is_replaying() && self.run.held.is_empty() {
-                self.run.read_one();
+            // The replay of an empty pool ends without an event.
+            if self.task.is_replaying() && self.task.outbox.is_empty() {
+                self.task.read_event();
             }
-            self.run.end_comparison();
+            self.task.end_comparison_if_replayed();
             let is_stopping = stop.is_set();
             self.publish(is_stopping).await?;
-            self.run.show();
-            if is_stopping && self.run.is_done() {
+            self.task.report();
+            if is_stopping && self.task.is_done() {
                 return Err(State::Ended);
             }
-            if self.check.is_none() && self.check_at <= Instant::now() {
-                self.check = Some(self.ask());
+            if self.check.is_none() && self.next_check_at <= Instant::now() {
+                self.check = Some(self.check_stream());
             }
-            let checks = self.check.is_none().then_some(self.check_at);
-            let turn = self.run.has_turns().then(|| self.run.turns.next_wake()).flatten();
-            let is_waiting = self.run.window.len() > 0 || self.check.is_some();
-            let given_up = is_waiting.then_some(self.responded_at + SILENCE);
-            let given_up = given_up.filter(|_| !is_stopping);
-            let unstored = self.run.shown.unstored.duration().filter(|_| self.run.window.len() > 0);
-            // When the state or the readiness changes without an event.
-            let overdue = unstored.and_then(|unstored| UNSTORED_LIMIT.checked_sub(unstored));
-            let overdue = overdue.map(|left| Instant::now() + left);
-            let wake = checks.into_iter().chain(self.run.window.next_wake()).chain(turn);
-            let wake = wake.chain(overdue).min();
-            let event = self.run.events.as_mut().map(StreamExt::next);
-            // Acknowledgements before events: they make room. Nothing is lost by a branch that is dropped: each consumes
-            // only what it returns.
+            let wake_at = self.next_wake();
+            let give_up_at = if is_stopping { None } else { self.give_up_at() };
+            let event = self.task.events.as_mut().map(StreamExt::next);
+            // Acknowledgements come before events, because they make room. A branch that is dropped
+            // loses nothing: each takes only what it returns.
             tokio::select! {
                 biased;
                 () = stop.wait(), if !is_stopping => {}
                 state = &mut ended => return Err(state),
-                Some(response) = self.responses.next() => self.on_response(response),
-                Some(found) = OptionFuture::from(self.check.as_mut()) => {
+                Some(result) = self.results.next() => self.on_result(result),
+                Some(report) = OptionFuture::from(self.check.as_mut()) => {
                     self.check = None;
-                    self.note_stream(found, is_stopping)?;
+                    self.on_check(report, is_stopping)?;
                 }
-                // Behind the responses that have come while it published.
-                Some(()) = OptionFuture::from(given_up.map(|then| sleep_until(then.into()))) => {
-                    let stream = &self.run.stream;
-                    tracing::warn!(stream, "the stream does not respond over this connection");
+                // This comes after the responses, which may have arrived while messages were
+                // published.
+                Some(()) = OptionFuture::from(give_up_at.map(|then| sleep_until(then.into()))) => {
+                    tracing::warn!(
+                        stream = self.task.stream,
+                        limit = ?SILENCE_LIMIT,
+                        "the stream does not respond over this connection: the next server is tried"
+                    );
                     return Err(State::Unavailable);
                 }
-                Some(()) = OptionFuture::from(wake.map(|at| sleep_until(at.into()))) => {}
-                Some(event) = OptionFuture::from(event), if self.run.held.is_empty() => {
-                    // Not while this holds a handle of the pool.
+                Some(()) = OptionFuture::from(wake_at.map(|then| sleep_until(then.into()))) => {}
+                Some(event) = OptionFuture::from(event), if self.task.outbox.is_empty() => {
+                    // The subscription cannot end while the task holds a handle of the pool.
                     let Some(event) = event else { return Err(State::Ended) };
-                    self.run.on_event(event);
+                    self.task.on_event(event);
                 }
             }
         }
     }
 
-    /// Publishes again what the stream may not have, then what is held, as far as there is room.
+    /// Returns when there is something to do without an event or a response.
+    fn next_wake(&self) -> Option<Instant> {
+        let next_check_at = self.check.is_none().then_some(self.next_check_at);
+        let may_publish_unknown = self.task.may_publish_unknown_callers();
+        let fair_queue_at =
+            if may_publish_unknown { self.task.fair_queue.next_wake() } else { None };
+        // When the state and the readiness change, because nothing was stored for too long.
+        let unstored_at = match self.task.status.unstored.duration() {
+            Some(unstored_for) if self.task.window.len() > 0 => {
+                UNSTORED_LIMIT.checked_sub(unstored_for).map(|left| Instant::now() + left)
+            }
+            _ => None,
+        };
+        [next_check_at, self.task.window.next_wake(), fair_queue_at, unstored_at]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Returns when the connection is given up, if a response is missing.
+    fn give_up_at(&self) -> Option<Instant> {
+        let is_response_missing = self.task.window.len() > 0 || self.check.is_some();
+        is_response_missing.then_some(self.responded_at + SILENCE_LIMIT)
+    }
+
+    /// Publishes first the messages that the stream may not have, then new ones, as many as there
+    /// is room for.
     async fn publish(&mut self, is_stopping: bool) -> Result<(), State> {
-        while let Some((sent, waited)) = self.run.window.again(Instant::now()) {
-            if let Some(encoded) =
-                self.run.window.get(sent).and_then(|item| item.encode(Instant::now()))
-            {
-                self.run.counters.republished.add(1);
-                self.send(sent, encoded, waited).await?;
+        while let Some(Repeat { attempt, waited }) = self.task.window.next_repeat(Instant::now()) {
+            let item = self.task.window.get(attempt);
+            if let Some(encoded) = item.and_then(|item| item.encode(Instant::now())) {
+                self.task.counters.republished.add(1);
+                self.send(attempt, encoded, waited).await?;
             }
         }
-        while let Some(item) = self.run.next_item(is_stopping) {
-            let Run { window, counters, .. } = &mut *self.run;
+        while let Some(item) = self.task.next_item(is_stopping) {
+            let PublisherTask { window, counters, .. } = &mut *self.task;
             if matches!(item.record, Record::Head(_)) {
-                // What is in flight and fails would be published again behind it.
+                // An old head that is in flight and fails would be published again behind this one.
                 let withdrawn = window.withdraw(|other| item.overrides(other));
                 counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);
             }
             let Some(encoded) = item.encode(Instant::now()) else { continue };
-            let size = encoded.payload.len();
+            let size_bytes = encoded.payload.len();
             counters.published.add(1);
-            counters.bytes.increment(size as u64);
-            let sent = window.add(item, size, Instant::now());
-            self.send(sent, encoded, Duration::ZERO).await?;
+            counters.bytes.increment(size_bytes as u64);
+            let attempt = window.add(item, size_bytes, Instant::now());
+            self.send(attempt, encoded, Duration::ZERO).await?;
         }
         Ok(())
     }
 
-    /// Sends a message of the window, whose acknowledgement has been waited for that long. Waits only while the connection's
-    /// commands are full, and not beyond its loss or its silence.
-    async fn send(&mut self, sent: Sent, encoded: Encoded, waited: Duration) -> Result<(), State> {
-        let window = &self.run.window;
-        let Some(item) = window.get(sent) else { return Ok(()) };
-        let patience = if window.trouble().is_some() { TRIAL_TIMEOUT } else { ACK_TIMEOUT };
-        let patience = patience.saturating_sub(waited);
-        let mut id = hex::encode(encoded.id);
-        // Another message for the stream, and the same for who reads it.
-        id.push_str(&item.suffix(&self.run.run_id).unwrap_or_default());
-        let message = PublishMessage::build().message_id(&id).payload(encoded.payload);
-        let is_other = !matches!(item.record, Record::Order(_));
-        let subject = self.run.subjects[usize::from(is_other)].clone();
+    /// Sends a message of the window whose acknowledgement has been waited for during `waited`.
+    /// Waits while the client's command channel is full, but not beyond the loss or the silence of
+    /// the connection.
+    async fn send(
+        &mut self,
+        attempt: Attempt,
+        encoded: Encoded,
+        waited: Duration,
+    ) -> Result<(), State> {
+        let window = &self.task.window;
+        let Some(item) = window.get(attempt) else { return Ok(()) };
+        let ack_timeout = if window.outage().is_some() { OUTAGE_ACK_TIMEOUT } else { ACK_TIMEOUT };
+        let ack_timeout = ack_timeout.saturating_sub(waited);
+        let mut message_id = hex::encode(encoded.id);
+        // With a suffix the stream takes it for another message. Readers ignore the suffix.
+        message_id.push_str(&item.message_id_suffix(&self.task.run_id).unwrap_or_default());
+        let message = PublishMessage::build().message_id(&message_id).payload(encoded.payload);
+        let [order_subject, other_subject] = &self.task.subjects;
+        let subject = match item.record {
+            Record::Order(_) => order_subject.clone(),
+            _ => other_subject.clone(),
+        };
         let sending = self.context.send_publish(subject, message);
-        // Without an end if the socket takes nothing.
-        let handed_over = timeout(SILENCE, self.link.unless_lost(sending)).await;
-        match handed_over.map_err(|_| State::Unavailable)?? {
+        // Sending never ends if the socket accepts nothing.
+        let sent = timeout(SILENCE_LIMIT, self.connection.unless_lost(sending)).await;
+        match sent.map_err(|_| State::Unavailable)?? {
             Ok(ack) => {
-                let responded = async move {
-                    let ack = timeout(patience, ack.into_future()).await;
-                    let response = ack.map_or(Response::Later(State::Unavailable), Response::from);
+                let result = async move {
+                    let response = match timeout(ack_timeout, ack.into_future()).await {
+                        Ok(ack) => Response::from(ack),
+                        Err(_) => Response::RetryLater(State::Unavailable),
+                    };
                     if response == Response::InProcess {
                         sleep(IN_PROCESS_PAUSE).await;
                     }
-                    (sent, id, response)
+                    PublishResult { attempt, message_id, response }
                 };
-                self.responses.push(responded.boxed());
+                self.results.push(result.boxed());
             }
             Err(error) => match Response::from(Err(error)) {
-                refused @ Response::Refused(_) => {
-                    tracing::warn!(id, ?refused, "a message is not published");
-                    self.on_response((sent, id, refused));
+                response @ Response::Refused(_) => {
+                    tracing::warn!(message_id, ?response, "a message cannot be published");
+                    self.on_result(PublishResult { attempt, message_id, response });
                 }
-                // A socket that takes nothing: the message stays in the window.
+                // The client has no connection any more. The message stays in the window.
                 _ => return Err(State::Disconnected { reason: Lost }),
             },
         }
         Ok(())
     }
 
-    fn on_response(&mut self, (sent, message_id, response): Responded) {
+    fn on_result(&mut self, PublishResult { attempt, message_id, response }: PublishResult) {
         let now = Instant::now();
-        if response != Response::Later(State::Unavailable) {
+        if response != Response::RetryLater(State::Unavailable) {
             self.responded_at = now;
         }
         match response {
             Response::Stored { sequence, is_duplicate } => {
-                self.run.is_acknowledged = true;
-                self.run.shown.unstored.restart(now);
-                let Run { window, counters, identity, follower, pool, held, .. } = &mut *self.run;
-                let item = window.get(sent);
-                let again = item.and_then(|item| follower.acknowledged(item, sequence, pool));
-                held.extend(again);
+                self.task.has_acknowledged = true;
+                self.task.status.unstored.restart(now);
+                let PublisherTask {
+                    window, counters, stream_check, follower, pool, outbox, ..
+                } = &mut *self.task;
+                if let Some(item) = window.get(attempt) {
+                    outbox.extend(follower.on_stored(item, sequence, pool));
+                }
                 let stored_at = (!is_duplicate).then_some(now);
-                if window.settle(sent, stored_at) {
+                if window.settle(attempt, stored_at) {
                     counters.acknowledged[usize::from(is_duplicate)].add(1);
                 }
-                if identity.acknowledged(Acknowledged { sequence, message_id, stored_at }) {
-                    self.run.reset();
-                }
+                stream_check.on_acknowledged(Acknowledged { sequence, message_id, stored_at });
             }
-            Response::InProcess => self.run.window.unsend(sent),
-            Response::Later(trouble) => {
-                self.run.window.fail(sent, trouble, now, rand::random());
-                if trouble == State::Unavailable {
-                    // It may be missing.
-                    self.check_at = self.check_at.min(now + CHECK_AGAIN);
+            Response::InProcess => self.task.window.requeue(attempt),
+            Response::RetryLater(state) => {
+                self.task.window.fail(attempt, state, now, rand::random());
+                if state == State::Unavailable {
+                    // The stream may be missing.
+                    self.next_check_at = self.next_check_at.min(now + CHECK_RETRY_INTERVAL);
                 }
             }
             Response::Refused(reason) => {
-                if self.run.window.settle(sent, None) {
-                    self.run.counters.refused[reason as usize].add(1);
+                if self.task.window.settle(attempt, None) {
+                    self.task.counters.refused[reason as usize].add(1);
                 }
             }
         }
     }
 
-    fn note_stream(&mut self, found: Result<Found, State>, is_stopping: bool) -> Result<(), State> {
+    fn on_check(
+        &mut self,
+        report: Result<StreamReport, State>,
+        is_stopping: bool,
+    ) -> Result<(), State> {
         let now = Instant::now();
-        self.check_at = now + CHECK_EVERY;
-        match found {
-            Ok(found) => {
+        self.next_check_at = now + CHECK_INTERVAL;
+        match report {
+            Ok(report) => {
                 self.responded_at = now;
-                self.is_served = true;
-                self.run.shown.note_offset(found.clock_offset);
-                if self.run.identity.is_reset(&found, now) {
-                    self.run.reset();
+                self.is_checked = true;
+                self.task.status.record_clock_offset(report.clock_offset);
+                if self.task.stream_check.is_reset(&report, now) {
+                    self.task.on_stream_reset();
                 }
                 Ok(())
             }
-            // Of a new connection at once: the next server may be better connected.
+            // A new connection without a response is given up at once, because the next server may
+            // be better connected.
             Err(State::Unavailable)
-                if is_stopping || (self.is_served && now < self.responded_at + SILENCE) =>
+                if is_stopping || (self.is_checked && now < self.responded_at + SILENCE_LIMIT) =>
             {
-                self.check_at = now + CHECK_AGAIN;
+                self.next_check_at = now + CHECK_RETRY_INTERVAL;
                 Ok(())
             }
             Err(state) => Err(state),
         }
     }
 
-    /// Asks for the stream, and for the message in the place of the highest that it has acknowledged.
-    fn ask(&self) -> BoxFuture<'a, Result<Found, State>> {
-        let (link, name, clock) = (self.link, self.run.stream.clone(), self.run.clock);
-        let asked = self.run.identity.highest.clone();
-        let ask = async move {
-            let StreamInfo { info, clock_offset } = link.stream(&name, clock).await?;
+    /// Asks the server about the stream, and about the message at the highest sequence number that
+    /// the stream has acknowledged.
+    fn check_stream(&self) -> BoxFuture<'a, Result<StreamReport, State>> {
+        let connection = self.connection;
+        let clock = self.task.clock;
+        let name = self.task.stream.clone();
+        let highest_when_asked = self.task.stream_check.highest.clone();
+        let check = async move {
+            let StreamInfo { info, clock_offset } = connection.stream_info(&name, clock).await?;
             let extent = Extent::from(&info);
-            let limit = u64::try_from(info.config.max_bytes).unwrap_or(u64::MAX);
-            let mut found = Found {
+            let max_bytes = u64::try_from(info.config.max_bytes).unwrap_or(u64::MAX);
+            let mut id_at_sequence = None;
+            if let Some(highest) = &highest_when_asked
+                && (extent.first..=extent.last).contains(&highest.sequence)
+                && !connection.is_denied("STREAM.MSG.GET.")
+            {
+                id_at_sequence = message_id_at(connection, &name, highest.sequence).await;
+            }
+            Ok(StreamReport {
                 extent,
                 max_age: info.config.max_age,
-                // Not by a message of the largest size.
-                is_full: info.state.bytes > limit / 2,
-                asked,
-                in_its_place: None,
+                // Half of the limit leaves room for a message of the largest size.
+                is_full: info.state.bytes > max_bytes / 2,
+                highest_when_asked,
+                id_at_sequence,
                 clock_offset,
-            };
-            if let Some(asked) = &found.asked
-                && (extent.first..=extent.last).contains(&asked.sequence)
-                && !link.is_denied("STREAM.MSG.GET.")
-            {
-                // Without a request of its own: the stream is there.
-                let stream = link.context.get_stream_no_info(&name).await;
-                let raw = match stream {
-                    Ok(stream) => stream.get_raw_message(asked.sequence).await.ok(),
-                    Err(_) => None,
-                };
-                let id = raw.as_ref().and_then(|raw| raw.headers.get(NATS_MESSAGE_ID));
-                found.in_its_place = id.map(ToString::to_string);
-            }
-            Ok(found)
+            })
         };
-        ask.boxed()
+        check.boxed()
     }
+}
+
+/// Returns the id of the message at a sequence number, if the server returns it.
+async fn message_id_at(connection: &Connection, stream: &str, sequence: u64) -> Option<String> {
+    // It needs no request for the stream's info, which exists.
+    let stream = connection.context.get_stream_no_info(stream).await.ok()?;
+    let message = stream.get_raw_message(sequence).await.ok()?;
+    message.headers.get(NATS_MESSAGE_ID).map(ToString::to_string)
 }

@@ -1,3 +1,5 @@
+//! What a publisher queues, publishes and counts, without a connection.
+
 use chain_view::Block;
 use order_pool::{
     Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, OrderPool, Origin,
@@ -12,129 +14,178 @@ use crate::{
 };
 
 fn txs(count: usize) -> Vec<Transaction> {
-    let sent = |tx| Transaction::new(tx, Origin::Rpc, SystemTime::now());
-    tests::txs(count).into_iter().map(sent).collect()
+    let received = |tx| Transaction::new(tx, Origin::Rpc, SystemTime::now());
+    tests::txs(count).into_iter().map(received).collect()
 }
 
-/// Of a flow, with a connection.
-fn connected(pool: &OrderPool, flow: Flow) -> Run {
-    let config = PublisherConfig::new(ServerConfig::default(), 1, "a");
-    let mut run = Run::new(pool, &PublisherConfig { flow, ..config }, WallClock::default());
-    run.compare();
-    run
+/// A publisher that has just connected.
+fn connected_task(pool: &OrderPool, flow: Flow) -> PublisherTask {
+    let config = PublisherConfig { flow, ..PublisherConfig::new(ServerConfig::default(), 1, "a") };
+    let mut task = PublisherTask::new(pool, &config, WallClock::default());
+    task.begin_comparison();
+    task
 }
 
-/// A stranger's, for a block, in a place that others take.
+/// A bundle of an unknown caller with the replacement key that all tests share.
 fn bundle(tx: &Transaction, nonce: u64) -> Bundle {
     let parts = BundleParts { holder: caller(1), ..keyed_parts(tx, 5, nonce) };
     Bundle::new(parts).expect("a bundle")
 }
 
-/// What is published of what was read until now.
-fn published(run: &mut Run) -> Vec<Record> {
-    let items = std::iter::from_fn(|| run.next_item(true));
-    items.map(|item| item.record).collect()
+/// The records that are published now, after the events that were read.
+fn publish_all(task: &mut PublisherTask) -> Vec<Record> {
+    std::iter::from_fn(|| task.next_item(true)).map(|item| item.record).collect()
 }
 
-/// Reads the events of now.
-fn read(run: &mut Run) {
-    while run.read_one() {}
-    run.end_comparison();
+fn read_events(task: &mut PublisherTask) {
+    while task.read_event() {}
+    task.end_comparison_if_replayed();
 }
 
-/// It came to all builders: its removal was read after it, or had left the log.
+/// The bundle reached all builders, because its removal was read after it or had left the log.
 #[test]
-fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_was_read() {
+fn a_bundle_that_was_cancelled_while_it_waited_is_not_published() {
     let txs = txs(700);
     for is_log_lost in [false, true] {
         let clock = Clock::manual();
         let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
         let pool = OrderPool::with_clock(config, clock.clone()).expect("a pool");
-        let mut run = connected(&pool, Flow::Private);
+        let mut task = connected_task(&pool, Flow::Private);
         pool.insert_bundle(bundle(&txs[0], 1));
-        read(&mut run);
-        assert_eq!(run.turns.len(), 1);
+        read_events(&mut task);
+        assert_eq!(task.fair_queue.len(), 1);
         let holder = Holder::Host;
         let cancellation = Cancellation { key: KEY, nonce: None, holder, sent_at: None };
         pool.cancel_bundle(cancellation);
         if is_log_lost {
             clock.advance(CANCELLATION_RETENTION);
             while pool.upkeep() {}
-            txs.iter().for_each(|tx| _ = pool.insert_transaction(tx.clone()));
+            for tx in &txs {
+                pool.insert_transaction(tx.clone());
+            }
         }
-        assert!(published(&mut run).is_empty());
-        read(&mut run);
-        let all = published(&mut run);
+        assert!(publish_all(&mut task).is_empty(), "the cancellation is not read yet");
+        read_events(&mut task);
+        let published = publish_all(&mut task);
         let is_bundle =
             |record: &Record| matches!(record, Record::Order(order) if order.as_bundle().is_some());
-        assert!(!all.iter().any(is_bundle), "{all:?}");
-        assert_eq!(all.len(), if is_log_lost { 700 } else { 1 });
+        assert!(!published.iter().any(is_bundle), "{published:?}");
+        assert_eq!(published.len(), if is_log_lost { 700 } else { 1 });
     }
 }
 
-/// The counter rose with each replacement, so nobody could watch it.
+/// The counter rose with each replacement, so nobody could use it.
 #[test]
-fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
+fn replaced_and_cancelled_bundles_are_not_counted_as_lost() {
     let (pool, txs) = (pool(), txs(4));
-    let mut run = connected(&pool, Flow::Private);
-    let unsent = |run: &mut Run| {
-        read(run);
-        let stats = run.counters.stats();
-        (run.turns.len(), stats.unsent)
+    let mut task = connected_task(&pool, Flow::Private);
+    let waiting_and_unsent = |task: &mut PublisherTask| {
+        read_events(task);
+        (task.fair_queue.len(), task.counters.stats().unsent)
     };
     pool.on_head(Block::new(head(1, 0, 0), []));
     for (nonce, tx) in (1..).zip(&txs[..3]) {
         pool.insert_bundle(bundle(tx, nonce));
-        assert_eq!(unsent(&mut run), (1, 0));
+        assert_eq!(waiting_and_unsent(&mut task), (1, 0));
     }
     let holder = Holder::Host;
     pool.cancel_bundle(Cancellation { key: KEY, nonce: Some(4), holder, sent_at: None });
-    assert_eq!(unsent(&mut run), (0, 0));
+    assert_eq!(waiting_and_unsent(&mut task), (0, 0));
     pool.insert_bundle(bundle(&txs[3], 5));
-    assert_eq!(unsent(&mut run), (1, 0));
+    assert_eq!(waiting_and_unsent(&mut task), (1, 0));
     pool.on_head(Block::new(head(2, 0, 0), [*txs[3].hash()]));
-    assert_eq!(unsent(&mut run), (0, 1));
+    assert_eq!(waiting_and_unsent(&mut task), (0, 1));
 }
 
-/// The pool keeps what was removed until all have read of it.
+/// The pool keeps removed orders until all subscribers have read of them.
 #[test]
-fn an_outage_keeps_nothing_in_the_pools_log_but_what_the_private_flow_goes_on_with() {
+fn only_the_private_flow_keeps_its_subscription_in_an_outage() {
     for (flow, is_read, subscribers) in
         [(Flow::Public, true, 0), (Flow::Private, false, 0), (Flow::Private, true, 1)]
     {
         let pool = pool();
         pool.insert_transaction(txs(1).remove(0));
-        let mut run = connected(&pool, flow);
+        let mut task = connected_task(&pool, flow);
         assert_eq!(pool.stats().subscribers, 1);
         if is_read {
-            read(&mut run);
+            read_events(&mut task);
         }
-        run.disconnected();
+        task.on_disconnected();
         assert_eq!(pool.stats().subscribers, subscribers, "{flow:?}, read: {is_read}");
     }
 }
 
-/// The public flow publishes it, and no event told that the turn was over.
+/// The public flow publishes it, and no event ended its wait in the private flow.
 #[test]
-fn what_the_node_announces_before_its_turn_waits_no_longer_and_is_not_counted_as_lost() {
+fn a_waiting_transaction_that_a_node_announces_leaves_the_queue_uncounted() {
     let txs = txs(700);
     for is_log_lost in [false, true] {
         let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
         let pool = OrderPool::new(config).expect("a pool");
-        let mut run = connected(&pool, Flow::Private);
-        let of_caller = txs[0].clone().held_by(caller(1));
-        pool.insert_transaction(of_caller);
-        read(&mut run);
-        assert_eq!(run.turns.len(), 1);
+        let mut task = connected_task(&pool, Flow::Private);
+        pool.insert_transaction(txs[0].clone().held_by(caller(1)));
+        read_events(&mut task);
+        assert_eq!(task.fair_queue.len(), 1);
         let (tx, now) = (txs[0].recovered().clone(), SystemTime::now());
         pool.insert_transaction(Transaction::new(tx, Origin::Mempool, now));
         if is_log_lost {
-            txs[1..].iter().for_each(|tx| _ = pool.insert_transaction(tx.clone()));
+            for tx in &txs[1..] {
+                pool.insert_transaction(tx.clone());
+            }
         }
-        read(&mut run);
-        assert_eq!(run.turns.len(), 0, "log lost: {is_log_lost}");
+        read_events(&mut task);
+        assert_eq!(task.fair_queue.len(), 0, "log lost: {is_log_lost}");
         pool.on_head(Block::new(head(1, 0, 0), [*txs[0].hash()]));
-        read(&mut run);
-        assert_eq!(run.counters.stats().unsent, 0);
+        read_events(&mut task);
+        assert_eq!(task.counters.stats().unsent, 0);
     }
+}
+
+/// The count was 0 while a refused login kept all orders in the pool.
+#[test]
+fn orders_that_wait_for_a_connection_are_counted_as_unfinished() {
+    let (pool, txs) = (pool(), txs(3));
+    for tx in &txs {
+        pool.insert_transaction(tx.clone());
+    }
+    let config = PublisherConfig {
+        flow: Flow::Private,
+        ..PublisherConfig::new(ServerConfig::default(), 1, "a")
+    };
+    let mut task = PublisherTask::new(&pool, &config, WallClock::default());
+    task.report_without_connection();
+    let stats = task.counters.stats();
+    assert_eq!((stats.published, stats.unpublished, stats.unfinished), (0, 3, 3));
+    // Two messages are queued and one order is lost when the next connection ends.
+    task.begin_comparison();
+    read_events(&mut task);
+    let sent = task.next_item(false).expect("an item");
+    task.follower.forget(&sent);
+    task.on_disconnected();
+    assert_eq!(task.counters.stats().unpublished, 3);
+    // The public flow has none of them.
+    let config = PublisherConfig { flow: Flow::Public, ..config };
+    let mut public = PublisherTask::new(&pool, &config, WallClock::default());
+    public.report_without_connection();
+    assert_eq!(public.counters.stats().unfinished, 0);
+}
+
+#[test]
+fn the_log_repeats_every_15_seconds_that_nothing_is_stored() {
+    let pool = pool();
+    let mut task = connected_task(&pool, Flow::Private);
+    let log = tests::capture_log(|| {
+        for seconds in [0, 14, 15, 20] {
+            task.status.unstored.restart(Instant::now() - Duration::from_secs(seconds));
+            task.log_if_unstored();
+        }
+    });
+    let [line] = log.as_slice() else { panic!("{log:?}") };
+    assert!(line.contains("nothing is stored: the stream has no leader"), "{line}");
+    assert!(line.contains("has disabled JetStream"), "{line}");
+    assert!(line.contains("stream=MEMPOOL_1_PRIVATE"), "{line}");
+    task.unstored_logged_at = task.unstored_logged_at.map(|then| then - UNSTORED_LOG_INTERVAL);
+    assert_eq!(tests::capture_log(|| task.log_if_unstored()).len(), 1, "it repeats the line");
+    task.status.unstored.end();
+    assert_eq!(tests::capture_log(|| task.log_if_unstored()).len(), 0, "everything is stored");
 }

@@ -1,4 +1,4 @@
-//! Reading and writing of the fields.
+//! Reads and writes the fields of a message.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -6,13 +6,13 @@ use alloy_primitives::{Address, B256};
 use bytes::{BufMut as _, BytesMut};
 use order_pool::Holder;
 
-use super::{Encoded, VERSION, WireError, content_id};
+use super::{Encoded, VERSION, WireError, hash_content};
 
-/// Reads fields one after the other.
+/// Reads the fields of a message one after the other.
 pub(super) struct Reader<'a> {
-    /// What is not read yet.
+    /// The bytes that are not read yet.
     pub(super) rest: &'a [u8],
-    /// What the message id is a hash of, to the end of the message.
+    /// The bytes that the message id covers, to the end of the message.
     pub(super) content: &'a [u8],
 }
 
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         self.u64().map(Duration::from_nanos)
     }
 
-    /// Against whom the publisher counts an order.
+    /// Reads the holder against whose share the publisher counts an order.
     pub(super) fn holder(&mut self) -> Result<Holder, WireError> {
         Ok(match self.array()? {
             [0] => Holder::Host,
@@ -99,35 +99,35 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes what [`Reader`] reads.
+/// Writes the fields that [`Reader`] reads.
 pub(super) struct Writer {
     pub(super) bytes: BytesMut,
     kind: u8,
-    /// Where it begins.
-    content: usize,
+    /// The index of the first byte that the message id covers.
+    content_start: usize,
 }
 
 impl Writer {
     pub(super) fn new(kind: u8, capacity: usize) -> Self {
         let mut bytes = BytesMut::with_capacity(capacity);
         bytes.put_slice(&[VERSION, kind]);
-        Self { bytes, kind, content: 0 }
+        Self { bytes, kind, content_start: 0 }
     }
 
     pub(super) fn begin_content(&mut self) {
-        self.content = self.bytes.len();
+        self.content_start = self.bytes.len();
     }
 
     pub(super) fn put(&mut self, bytes: impl AsRef<[u8]>) {
         self.bytes.put_slice(bytes.as_ref());
     }
 
-    /// Nothing that is published comes near four billion entries.
+    /// Writes the length of a list. No published list comes near four billion entries.
     pub(super) fn length(&mut self, length: usize) {
         self.bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     }
 
-    /// An age of more than 584 years becomes the highest that fits.
+    /// Writes an age. An age of more than 584 years becomes the highest value that fits.
     pub(super) fn age(&mut self, age: Duration) {
         self.bytes.put_u64(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -174,10 +174,10 @@ impl Writer {
         hashes.iter().for_each(|hash| self.put(hash));
     }
 
-    /// The message whose id is a hash of its content.
+    /// Returns the message, whose id is a hash of its content.
     pub(super) fn finish(self) -> Encoded {
         let payload = self.bytes.freeze();
-        let id = content_id(self.kind, payload.get(self.content..).unwrap_or_default());
+        let id = hash_content(self.kind, payload.get(self.content_start..).unwrap_or_default());
         Encoded { id, payload }
     }
 }

@@ -1,4 +1,4 @@
-//! What each record consists of. Bundles and cancellations are of the private stream alone.
+//! The fields of each kind of record. Only the private stream has bundles and cancellations.
 
 use std::time::SystemTime;
 
@@ -13,8 +13,8 @@ use order_pool::{
 use uuid::Uuid;
 
 use super::{
-    Encoded, KIND_BUNDLE, KIND_CANCEL_PRIVATE, KIND_CANCELLATION, KIND_HEAD, KIND_TX, Sent,
-    WireError,
+    Encoded, KIND_BUNDLE, KIND_CANCEL_PRIVATE, KIND_CANCELLATION, KIND_HEAD, KIND_TX,
+    PublisherTime, WireError,
     bytes::{Reader, Writer},
     micros,
 };
@@ -31,9 +31,10 @@ const NONCE_ASSIGNED: u8 = 2;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Nonce {
     None,
-    /// By the searcher.
+    /// Chosen by the searcher.
     Chosen(u64),
-    /// By the publisher's pool: it is [`Sent::local_micros`], and readers assign another one by the message's time.
+    /// Assigned by the publisher's pool. It is [`PublisherTime::local_micros`], and readers assign
+    /// their own from the message's stream time.
     Assigned(u64),
 }
 
@@ -66,7 +67,7 @@ impl Nonce {
         }
     }
 
-    /// [`Sent::local_micros`] of a bundle or of a cancellation.
+    /// Returns [`PublisherTime::local_micros`] of a bundle or of a cancellation.
     const fn local_micros(self) -> u64 {
         match self {
             Self::Assigned(nonce) => nonce,
@@ -75,12 +76,13 @@ impl Nonce {
     }
 }
 
-/// See [`encode_transaction`](super::encode_transaction). `holder` may be another one than who sent it first.
+/// Encodes a transaction as [`encode_transaction`](super::encode_transaction) does. `holder` need
+/// not be the holder that sent it first.
 pub(super) fn encode_tx(
     tx: &Transaction,
     holder: Holder,
     terms: Option<&PrivateTerms>,
-    sent: &Sent,
+    publisher_time: &PublisherTime,
 ) -> Encoded {
     let mut writer = Writer::new(KIND_TX, tx.envelope().encode_2718_len().saturating_add(64));
     let terms = terms.filter(|_| !tx.is_public());
@@ -89,9 +91,9 @@ pub(super) fn encode_tx(
         None if tx.is_public() => ORIGIN_MEMPOOL,
         None => ORIGIN_RPC,
     }]);
-    writer.age(sent.age);
+    writer.age(publisher_time.age);
     if !tx.is_public() {
-        writer.put(sent.local_micros.to_be_bytes());
+        writer.put(publisher_time.local_micros.to_be_bytes());
     }
     writer.put(tx.sender());
     writer.holder(holder);
@@ -105,16 +107,16 @@ pub(super) fn encode_tx(
 
 pub(super) fn read_tx(
     reader: &mut Reader<'_>,
-    stored: SystemTime,
-) -> Result<(Transaction, Sent), WireError> {
+    stored_at: SystemTime,
+) -> Result<(Transaction, PublisherTime), WireError> {
     let [origin] = reader.array()?;
     if ![ORIGIN_MEMPOOL, ORIGIN_RPC, ORIGIN_PRIVATE].contains(&origin) {
         return Err(WireError::Value { field: "origin", value: origin.into() });
     }
     let age = reader.age()?;
     let local_micros = if origin == ORIGIN_MEMPOOL { 0 } else { reader.u64()? };
-    let sent = Sent { age, local_micros };
-    let first_seen = sent.time(stored);
+    let publisher_time = PublisherTime { age, local_micros };
+    let first_seen = publisher_time.stream_time(stored_at);
     let sender = reader.address()?;
     let holder = reader.holder()?;
     let terms = match origin {
@@ -131,7 +133,7 @@ pub(super) fn read_tx(
         None if origin == ORIGIN_MEMPOOL => Transaction::new(tx, Origin::Mempool, first_seen),
         None => Transaction::new(tx, Origin::Rpc, first_seen),
     };
-    Ok((tx.held_by(holder), sent))
+    Ok((tx.held_by(holder), publisher_time))
 }
 
 fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {
@@ -139,20 +141,24 @@ fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {
         .map_err(|source| WireError::Undecodable { index, source })
 }
 
-/// The message id covers all fields but the age and the holder.
-pub(super) fn encode_bundle(bundle: &Bundle, holder: Holder, sent: &Sent) -> Encoded {
+/// Encodes a bundle. The message id covers all fields but the age and the holder.
+pub(super) fn encode_bundle(
+    bundle: &Bundle,
+    holder: Holder,
+    publisher_time: &PublisherTime,
+) -> Encoded {
     let parts = bundle.parts();
     let numbers = [parts.block, parts.min_timestamp, parts.max_timestamp];
     let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
-    // Its memory is a little more than its bytes.
+    // A bundle takes a little more memory than its encoding has bytes.
     let mut writer = Writer::new(KIND_BUNDLE, bundle.size_bytes());
-    writer.age(sent.age);
+    writer.age(publisher_time.age);
     writer.holder(holder);
     writer.begin_content();
     numbers.iter().for_each(|number| writer.number(*number));
     let nonce = match parts.replacement_nonce {
         Some(nonce) if !bundle.has_assigned_nonce() => Nonce::Chosen(nonce),
-        _ if bundle.key().is_some() => Nonce::Assigned(sent.local_micros),
+        _ if bundle.key().is_some() => Nonce::Assigned(publisher_time.local_micros),
         _ => Nonce::None,
     };
     nonce.write(&mut writer);
@@ -174,16 +180,16 @@ pub(super) fn encode_bundle(bundle: &Bundle, holder: Holder, sent: &Sent) -> Enc
 
 pub(super) fn read_bundle(
     reader: &mut Reader<'_>,
-    stored: SystemTime,
-) -> Result<(Bundle, Sent), WireError> {
+    stored_at: SystemTime,
+) -> Result<(Bundle, PublisherTime), WireError> {
     let (age, holder) = (reader.age()?, reader.holder()?);
     reader.begin_content();
     let block = reader.option(Reader::u64)?;
     let min_timestamp = reader.option(Reader::u64)?;
     let max_timestamp = reader.option(Reader::u64)?;
     let nonce = Nonce::read(reader)?;
-    let sent = Sent { age, local_micros: nonce.local_micros() };
-    let first_seen = sent.time(stored);
+    let publisher_time = PublisherTime { age, local_micros: nonce.local_micros() };
+    let first_seen = publisher_time.stream_time(stored_at);
     let mut parts = BundleParts {
         block,
         min_timestamp,
@@ -202,7 +208,7 @@ pub(super) fn read_bundle(
         first_seen: Some(first_seen),
         txs: Vec::new(),
     };
-    // Not with the capacity that the message claims.
+    // The list is not allocated with the length that the message claims, which may be a lie.
     for index in 0..reader.length()? {
         let sender = reader.address()?;
         let length = reader.length()?;
@@ -211,28 +217,31 @@ pub(super) fn read_bundle(
     }
     parts.txs.shrink_to_fit();
     let bundle = Bundle::new(parts)?;
-    // There is one encoding of each bundle: it has a nonce if it has a key.
+    // Each bundle has one encoding: it has a nonce if and only if it has a key.
     match (bundle.key(), nonce) {
         (Some(_), Nonce::None) => {
             Err(WireError::Value { field: "nonce", value: NONCE_NONE.into() })
         }
         (None, Nonce::Assigned(value)) => Err(WireError::Value { field: "nonce", value }),
-        _ => Ok((bundle, sent)),
+        _ => Ok((bundle, publisher_time)),
     }
 }
 
-/// The message id covers key and nonce.
-pub(super) fn encode_cancellation(cancellation: &Cancellation, sent: &Sent) -> Encoded {
+/// Encodes a cancellation of bundles. The message id covers key and nonce.
+pub(super) fn encode_cancellation(
+    cancellation: &Cancellation,
+    publisher_time: &PublisherTime,
+) -> Encoded {
     let Cancellation { key, nonce, holder, sent_at } = cancellation;
     let mut writer = Writer::new(KIND_CANCELLATION, 64);
-    writer.age(sent.age);
+    writer.age(publisher_time.age);
     writer.holder(*holder);
     writer.begin_content();
     writer.put(key.uuid);
     writer.put(key.signer);
     let nonce = match nonce {
         None => Nonce::None,
-        Some(_) if sent_at.is_some() => Nonce::Assigned(sent.local_micros),
+        Some(_) if sent_at.is_some() => Nonce::Assigned(publisher_time.local_micros),
         Some(nonce) => Nonce::Chosen(*nonce),
     };
     nonce.write(&mut writer);
@@ -241,24 +250,28 @@ pub(super) fn encode_cancellation(cancellation: &Cancellation, sent: &Sent) -> E
 
 pub(super) fn read_cancellation(
     reader: &mut Reader<'_>,
-    stored: SystemTime,
-) -> Result<(Cancellation, Sent), WireError> {
+    stored_at: SystemTime,
+) -> Result<(Cancellation, PublisherTime), WireError> {
     let (age, holder) = (reader.age()?, reader.holder()?);
     reader.begin_content();
     let uuid = reader.array().map(Uuid::from_bytes)?;
     let key = ReplacementKey { uuid, signer: reader.address()? };
     let nonce = Nonce::read(reader)?;
-    let sent = Sent { age, local_micros: nonce.local_micros() };
-    let sent_at = matches!(nonce, Nonce::Assigned(_)).then(|| sent.time(stored));
+    let publisher_time = PublisherTime { age, local_micros: nonce.local_micros() };
+    let sent_at =
+        matches!(nonce, Nonce::Assigned(_)).then(|| publisher_time.stream_time(stored_at));
     let nonce = nonce.chosen().or(sent_at.map(micros));
-    Ok((Cancellation { key, nonce, holder, sent_at }, sent))
+    Ok((Cancellation { key, nonce, holder, sent_at }, publisher_time))
 }
 
-/// The message id covers transaction and signer.
-pub(super) fn encode_cancel_private(cancellation: &PrivateCancellation, sent: &Sent) -> Encoded {
+/// Encodes a cancellation of a private transaction. The message id covers transaction and signer.
+pub(super) fn encode_cancel_private(
+    cancellation: &PrivateCancellation,
+    publisher_time: &PublisherTime,
+) -> Encoded {
     let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 72);
-    writer.age(sent.age);
-    writer.put(sent.local_micros.to_be_bytes());
+    writer.age(publisher_time.age);
+    writer.put(publisher_time.local_micros.to_be_bytes());
     writer.holder(cancellation.holder);
     writer.begin_content();
     writer.put(cancellation.hash);
@@ -268,31 +281,37 @@ pub(super) fn encode_cancel_private(cancellation: &PrivateCancellation, sent: &S
 
 pub(super) fn read_cancel_private(
     reader: &mut Reader<'_>,
-    stored: SystemTime,
-) -> Result<(PrivateCancellation, Sent), WireError> {
-    let sent = Sent { age: reader.age()?, local_micros: reader.u64()? };
-    let (at, holder) = (sent.time(stored), reader.holder()?);
+    stored_at: SystemTime,
+) -> Result<(PrivateCancellation, PublisherTime), WireError> {
+    let publisher_time = PublisherTime { age: reader.age()?, local_micros: reader.u64()? };
+    let holder = reader.holder()?;
     reader.begin_content();
-    let (hash, signer) = (reader.hash()?, reader.address()?);
-    Ok((PrivateCancellation { hash, signer, cancelled_at: at, holder }, sent))
+    let cancellation = PrivateCancellation {
+        hash: reader.hash()?,
+        signer: reader.address()?,
+        cancelled_at: publisher_time.stream_time(stored_at),
+        holder,
+    };
+    Ok((cancellation, publisher_time))
 }
 
-/// A head as it was published.
+/// A published head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadRecord {
     /// The head.
     pub head: Head,
-    /// The head that the publisher had before, zero if it had none, the head itself if it is told
-    /// once more: the same block is another message after another one. The blocks above it that
-    /// come back with it have a number of their own behind the message id.
+    /// The head that the publisher had before; zero if it had none, and `head` itself if the
+    /// publisher repeats its latest head. The message id covers it, so the same block after another
+    /// predecessor is another message. After a reorg, the message id also has a suffix.
     pub previous: B256,
-    /// The transactions of its block, as far as the publisher knows them. The message id does not cover them, since a
-    /// machine may not have read the block.
+    /// The transactions of the block, as far as the publisher knows them. The message id does not
+    /// cover them, because a machine may not have read the block.
     pub mined: Vec<B256>,
 }
 
-/// The message id covers the head and the previous one.
-pub(super) fn encode_head(HeadRecord { head, previous, mined }: &HeadRecord) -> Encoded {
+/// Encodes a head. The message id covers the head and the previous head.
+pub(super) fn encode_head(record: &HeadRecord) -> Encoded {
+    let HeadRecord { head, previous, mined } = record;
     let capacity = mined.len().saturating_mul(32).saturating_add(256);
     let mut writer = Writer::new(KIND_HEAD, capacity);
     writer.hashes(mined);

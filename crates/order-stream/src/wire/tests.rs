@@ -1,3 +1,5 @@
+//! Round trips of all records, and damaged messages.
+
 use std::{
     sync::LazyLock,
     time::{Duration, SystemTime},
@@ -17,13 +19,13 @@ use proptest::{collection::vec, option, prelude::*};
 use testkit::corpus::damaged;
 
 use super::*;
-use crate::tests::{KEY, SIGNER, keyed_parts, of_blobs, txs};
+use crate::tests::{KEY, SIGNER, blob_transaction, keyed_parts, txs};
 
-fn at(nanos: u64) -> SystemTime {
+fn time(nanos: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
 }
 
-/// Signed transactions of every type without blobs, at most 200.
+/// Signed transactions of every type without blobs; `count` is at most 200.
 fn envelopes(count: usize) -> Vec<PooledTransaction> {
     static ALL: LazyLock<Vec<PooledTransaction>> =
         LazyLock::new(|| txs(200).into_iter().map(Recovered::into_inner).collect());
@@ -37,16 +39,19 @@ fn blob(with_cells: bool) -> PooledTransaction {
     let sidecar = BlobTransactionSidecar { blobs, commitments, proofs };
     let hashes = sidecar.versioned_hashes().collect();
     if !with_cells {
-        return of_blobs(hashes, sidecar.into());
+        return blob_transaction(hashes, sidecar.into());
     }
     let BlobTransactionSidecar { blobs, commitments, proofs } = sidecar;
     let cell_proofs = proofs.repeat(128);
-    of_blobs(hashes, BlobTransactionSidecarEip7594 { blobs, commitments, cell_proofs }.into())
+    blob_transaction(
+        hashes,
+        BlobTransactionSidecarEip7594 { blobs, commitments, cell_proofs }.into(),
+    )
 }
 
 fn pooled(tx: PooledTransaction) -> Transaction {
     let tx = tx.try_into_recovered().expect("a sender");
-    Transaction::new(tx, Origin::Mempool, at(1_234_567_890_123_456_789))
+    Transaction::new(tx, Origin::Mempool, time(1_234_567_890_123_456_789))
 }
 
 fn private(tx: PooledTransaction, terms: PrivateTerms) -> Transaction {
@@ -60,24 +65,23 @@ fn bundle(parts: BundleParts) -> Record {
 
 const AGE: Duration = Duration::from_secs(3);
 
-/// As a publisher sends it three seconds after its arrival.
+/// Encodes a record as a publisher does three seconds after its arrival.
 fn encode(record: &Record) -> Encoded {
-    let sent = Sent { age: AGE, local_micros: record.local_micros() };
-    record.encode(&sent).expect("a known kind")
+    let publisher_time = PublisherTime { age: AGE, local_micros: record.local_micros() };
+    record.encode(&publisher_time).expect("a known kind")
 }
 
-/// When the server has stored all messages.
-fn stored() -> SystemTime {
-    at(1_234_567_890_123_456_789)
+/// The time at which the server stored all messages.
+fn stored_at() -> SystemTime {
+    time(1_234_567_890_123_456_789)
 }
 
 fn decode(id: &B256, payload: &[u8]) -> Result<Decoded, WireError> {
-    Record::decode(id, payload, stored())
+    Record::decode(id, payload, stored_at())
 }
 
-/// As it was read.
-fn encode_again(Decoded { record, sent, .. }: &Decoded) -> Encoded {
-    record.encode(sent).expect("a known kind")
+fn encode_again(Decoded { record, publisher_time, .. }: &Decoded) -> Encoded {
+    record.encode(publisher_time).expect("a known kind")
 }
 
 prop_compose! {
@@ -119,7 +123,7 @@ prop_compose! {
             dropping_tx_hashes: lists.next().unwrap_or_default(),
             refund_tx_hashes: refund_tx.into_iter().map(B256::new).collect(),
             delayed_refund,
-            first_seen: Some(at(first_seen)),
+            first_seen: Some(time(first_seen)),
         }
     }
 }
@@ -142,7 +146,7 @@ prop_compose! {
     }
 }
 
-/// Decodes to a record that encodes to the same message.
+/// Decodes a message, and checks that it encodes to the same bytes again.
 fn round_trip(encoded: &Encoded) -> Record {
     let decoded = decode(&encoded.id, &encoded.payload).expect("a record");
     assert_eq!(encode_again(&decoded), *encoded);
@@ -155,7 +159,7 @@ fn order_round_trip(encoded: &Encoded) -> Order {
 }
 
 #[test]
-fn transactions_of_every_type_keep_bytes_sender_and_times() {
+fn transactions_of_every_type_keep_bytes_sender_and_time() {
     let terms = PrivateTerms { signer: Some(Address::repeat_byte(3)), max_block: 77 };
     let txs = envelopes(200).into_iter().chain([blob(false), blob(true)]);
     let all = [None, Some(terms), None, Some(PrivateTerms { signer: None, ..terms })];
@@ -166,7 +170,7 @@ fn transactions_of_every_type_keep_bytes_sender_and_times() {
         };
         assert_eq!((read.recovered(), read.origin()), (sent.recovered(), sent.origin()));
         let terms = sent.private_terms();
-        assert_eq!((read.first_seen(), read.private_terms()), (stored() - AGE, terms));
+        assert_eq!((read.first_seen(), read.private_terms()), (stored_at() - AGE, terms));
     }
 }
 
@@ -190,14 +194,14 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
         assert!(ids.insert(encoded.id));
     }
     let hash = B256::repeat_byte(9);
-    let sent = PrivateCancellation { hash, signer: SIGNER, cancelled_at: at(7), holder };
+    let sent = PrivateCancellation { hash, signer: SIGNER, cancelled_at: time(7), holder };
     let read = round_trip(&encode(&Record::CancelPrivate(sent)));
-    let expected = PrivateCancellation { cancelled_at: stored() - AGE, ..sent };
+    let expected = PrivateCancellation { cancelled_at: stored_at() - AGE, ..sent };
     assert!(matches!(read, Record::CancelPrivate(read) if read == expected));
 }
 
 #[test]
-fn a_reorg_back_to_an_earlier_block_is_a_message_of_its_own() {
+fn a_head_after_another_predecessor_has_another_message_id() {
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
     let id = |previous, mined| {
         let previous = B256::repeat_byte(previous);
@@ -207,12 +211,12 @@ fn a_reorg_back_to_an_earlier_block_is_a_message_of_its_own() {
     assert_eq!(
         id(4, vec![]),
         id(4, vec![B256::ZERO]),
-        "two machines whose pools differ publish one head"
+        "machines with different pools publish the same message"
     );
 }
 
 #[test]
-fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
+fn unknown_versions_kinds_ids_and_trailing_bytes_are_rejected() {
     let Encoded { id, payload } = encode_transaction(&pooled(envelopes(1).remove(0)), AGE);
     let changed = |index: usize, value| {
         let mut bytes = payload.to_vec();
@@ -231,10 +235,10 @@ fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { value: 1, .. })));
 }
 
-/// It was clamped to the clock of who read it, so that builders whose clocks differ did not agree.
+/// It was clamped to the reader's clock, so builders with different clocks did not agree.
 #[test]
-fn the_time_of_a_message_is_when_it_was_stored_less_its_age_whatever_the_publishers_clock_says() {
-    for first_seen in [at(0), at(7), at(u64::MAX)] {
+fn the_time_of_a_message_is_its_storing_time_less_its_age() {
+    for first_seen in [time(0), time(7), time(u64::MAX)] {
         let tx = envelopes(1).remove(0).try_into_recovered().expect("a sender");
         let tx = Transaction::new(tx, Origin::Rpc, first_seen);
         let (txs, first_seen) = (vec![tx.clone()], Some(first_seen));
@@ -245,13 +249,13 @@ fn the_time_of_a_message_is_when_it_was_stored_less_its_age_whatever_the_publish
             panic!("another kind")
         };
         let Order::Bundle(bundle) = order_round_trip(&bundle) else { panic!("another kind") };
-        let expected = stored() - AGE;
+        let expected = stored_at() - AGE;
         assert_eq!((tx.first_seen(), bundle.first_seen()), (expected, expected));
         assert_eq!(bundle.nonce(), None, "readers assign it by that time");
     }
 }
 
-/// One message of each kind, small enough to be damaged everywhere.
+/// One message of each kind, small enough to damage every byte.
 static EXAMPLES: LazyLock<Vec<Encoded>> = LazyLock::new(examples);
 
 fn examples() -> Vec<Encoded> {
@@ -261,7 +265,7 @@ fn examples() -> Vec<Encoded> {
     let bundle = bundle(BundleParts {
         txs: txs[..2].iter().cloned().map(pooled).collect(),
         reverting_tx_hashes: vec![hash],
-        first_seen: Some(at(1)),
+        first_seen: Some(time(1)),
         ..keyed_parts(&pooled(txs[0].clone()), 1, 4)
     });
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
@@ -269,11 +273,11 @@ fn examples() -> Vec<Encoded> {
     let records = [
         bundle,
         Record::Cancellation(Cancellation { key: KEY, nonce: Some(4), holder, sent_at: None }),
-        Record::Cancellation(Cancellation { sent_at: Some(at(4)), ..assigned }),
+        Record::Cancellation(Cancellation { sent_at: Some(time(4)), ..assigned }),
         Record::CancelPrivate(PrivateCancellation {
             hash,
             signer: SIGNER,
-            cancelled_at: at(1),
+            cancelled_at: time(1),
             holder,
         }),
         Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }.into()),
@@ -289,9 +293,9 @@ proptest! {
         let before = Bundle::new(parts).expect("a bundle");
         let sent = encode(&Record::Order(Arc::new(Order::Bundle(before.clone()))));
         let Order::Bundle(after) = order_round_trip(&sent) else { panic!("another kind") };
-        // The id is a hash of all fields but the times and the senders.
+        // The id is a hash of all fields but times and senders.
         prop_assert_eq!(after.id(), before.id());
-        prop_assert_eq!(after.first_seen(), stored() - AGE);
+        prop_assert_eq!(after.first_seen(), stored_at() - AGE);
         for (after, before) in after.txs().iter().zip(before.txs()) {
             prop_assert_eq!(after.recovered(), before.recovered());
         }
@@ -303,9 +307,9 @@ proptest! {
         prop_assert!(matches!(read, Record::Head(read) if *read == sent));
     }
 
-    /// What decodes has the id that it claims and encodes to the bytes that were read.
+    /// A message that can be decoded has the id that it claims and encodes to the same bytes.
     #[test]
-    fn damaged_messages_are_refused_or_are_what_they_say(
+    fn a_damaged_message_is_rejected_or_decodes_consistently(
         (index, bytes) in (0..7_usize).prop_flat_map(|index| {
             let payload = EXAMPLES[index].payload.to_vec();
             (Just(index), damaged(vec![payload]))

@@ -1,11 +1,11 @@
-//! Three servers, of which one is killed.
+//! Clusters of three servers, of which some are killed or hang.
 
 use testkit::devnet::NatsCluster;
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_leader_costs_time_and_no_order() {
+async fn a_killed_leader_loses_no_order() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
     let server = ServerConfig::cluster(cluster.urls());
@@ -25,18 +25,18 @@ async fn a_killed_leader_costs_time_and_no_order() {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let took = until("the union", || built.stats().txs == 2_000).await;
-    println!("the union {took:?} after the last transaction");
+    let took = wait_until("the builder has all", || built.stats().txs == 2_000).await;
+    println!("the builder had all {took:?} after the last transaction");
     assert_eq!(hashes(&built), txs.iter().map(|tx| *tx.hash()).collect());
-    // One of three servers has no majority, and nobody can know whether another one has.
+    // One server of three has no majority.
     let connects = || publishers.each_ref().map(|publisher| publisher.stats().connects);
     let before = connects();
     let killed = cluster.servers().iter().position(|server| server.pid().is_none());
     let killed = killed.expect("the leader was killed");
     cluster.server((killed + 1) % 3).kill9().expect("a dead server");
-    until("more connections", || (0..2).all(|n| connects()[n] >= before[n] + 2)).await;
-    for at in [killed, (killed + 1) % 3] {
-        cluster.server(at).spawn().expect("a server");
+    wait_until("more connections", || (0..2).all(|n| connects()[n] >= before[n] + 2)).await;
+    for index in [killed, (killed + 1) % 3] {
+        cluster.server(index).spawn().expect("a server");
     }
     let [first, second] = publishers;
     let stats = [finish(first).await, finish(second).await];
@@ -44,13 +44,14 @@ async fn a_killed_leader_costs_time_and_no_order() {
     assert!(stats.iter().all(|stats| stats.published == 2_000));
     let stats = finish_source(source).await;
     assert_eq!((stats.pooled, stats.missed), (2_000, 0), "{stats:?}");
-    // A leader that is killed while it replicates can have stored a message that its successor stores again.
+    // A leader that is killed while it replicates can have stored a message that its successor
+    // stores again.
     assert!(stats.known <= 20 && stats.received == stats.pooled + stats.known, "{stats:?}");
 }
 
-/// Each chose servers at random, and waited for ten seconds at each that was cut off.
+/// Publishers chose servers at random, and waited for ten seconds at each that was cut off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_publishers_of_a_server_that_hangs_go_on_with_the_next_one_within_six_seconds() {
+async fn publishers_leave_a_server_that_hangs_within_six_seconds() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
     let server = ServerConfig::cluster(cluster.urls());
@@ -64,9 +65,9 @@ async fn the_publishers_of_a_server_that_hangs_go_on_with_the_next_one_within_si
         })
         .collect();
     for (_, publisher) in &machines {
-        until_live(publisher).await;
+        wait_until_live(publisher).await;
     }
-    // A third of them are there.
+    // About a third of the publishers are connected to the server that hangs.
     let leader = cluster.stream_leader(STREAM).expect("a leader");
     let hanging = (leader + 1) % 3;
     cluster.server(hanging).sigstop().expect("a stopped server");
@@ -77,7 +78,7 @@ async fn the_publishers_of_a_server_that_hangs_go_on_with_the_next_one_within_si
     let mut took = Vec::new();
     let began = Instant::now();
     for (n, (_, publisher)) in machines.iter().enumerate() {
-        until(&format!("machine {n} has stored its order"), || {
+        wait_until(&format!("machine {n} has stored its order"), || {
             publisher.stats().stored == 1 && publisher.unstored_for().is_none()
         })
         .await;
@@ -87,7 +88,7 @@ async fn the_publishers_of_a_server_that_hangs_go_on_with_the_next_one_within_si
     println!("stored after {took:.1?}");
     assert!(took.iter().max() < Some(&Duration::from_secs(6)), "{took:?}");
     let connects: u64 = machines.iter().map(|(_, publisher)| publisher.stats().connects).sum();
-    assert!(connects > 12, "none was connected to the server that hangs");
+    assert!(connects > 12, "no publisher was connected to the server that hangs");
     for (_, publisher) in machines {
         finish(publisher).await;
     }

@@ -1,4 +1,4 @@
-//! Servers, streams and messages that fail.
+//! Failures of servers, streams and messages.
 
 use std::{
     slice,
@@ -15,11 +15,11 @@ use order_stream::{
     wire::{Encoded, encode_transaction},
 };
 
-use super::{resets::a_new_builder_equals, *};
+use super::{resets::check_new_builder, *};
 
-/// Stores transactions as a machine does that is not there.
-async fn store(stage: &Stage, txs: &[Transaction]) {
-    let context = stage.client().await;
+/// Stores transactions as another machine does.
+async fn store(fixture: &Fixture, txs: &[Transaction]) {
+    let context = fixture.client().await;
     for Encoded { id, payload } in txs.iter().map(|tx| encode_transaction(tx, Duration::ZERO)) {
         let message = PublishMessage::build().message_id(hex::encode(id)).payload(payload);
         let sent = context.send_publish("mempool.1.tx.other", message).await;
@@ -29,18 +29,18 @@ async fn store(stage: &Stage, txs: &[Transaction]) {
 
 #[tokio::test]
 async fn a_server_that_is_killed_and_started_again_loses_nothing() {
-    let (mut stage, ingested, built) = Stage::with_pools().await;
+    let (mut fixture, ingested, built) = Fixture::with_pools().await;
     let txs = transactions(11, 900, 0);
-    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
+    let (publisher, source) = fixture.both(Flow::Public, &ingested, &built);
     insert(&ingested, &txs[..300]);
-    until_equal(&ingested, &built).await;
+    wait_until_equal(&ingested, &built).await;
     insert(&ingested, &txs[300..600]);
-    stage.server.kill9().expect("a dead server");
+    fixture.server.kill9().expect("a dead server");
     let unreachable = State::Disconnected { reason: DisconnectReason::Unreachable };
-    until_both(unreachable, &publisher, &source).await;
+    wait_for_state_of_both(unreachable, &publisher, &source).await;
     insert(&ingested, &txs[600..]);
-    stage.server.restart().expect("a server");
-    let took = until_equal(&ingested, &built).await;
+    fixture.server.restart().expect("a server");
+    let took = wait_until_equal(&ingested, &built).await;
     println!("equal {took:?} after the restart");
     let stats = finish(publisher).await;
     assert!(stats.connects >= 2 && stats.comparisons >= 2, "{stats:?}");
@@ -50,74 +50,74 @@ async fn a_server_that_is_killed_and_started_again_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_missing_is_waited_for_and_one_that_is_made_anew_gets_everything() {
-    let stage = Stage::without_streams(&NatsConfig::default());
+async fn a_missing_stream_is_waited_for_and_then_gets_everything() {
+    let fixture = Fixture::without_streams(&NatsConfig::default());
     let (ingested, built) = (pool(), pool());
     let txs = transactions(12, 200, 0);
     insert(&ingested, &txs[..100]);
-    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
-    until_both(State::StreamMissing, &publisher, &source).await;
-    stage.make(&stage.config()).await;
-    until_equal(&ingested, &built).await;
-    until_both(State::Live, &publisher, &source).await;
-    stage.client().await.delete_stream(STREAM).await.expect("a deletion");
+    let (publisher, source) = fixture.both(Flow::Public, &ingested, &built);
+    wait_for_state_of_both(State::StreamMissing, &publisher, &source).await;
+    fixture.create_streams(&fixture.config()).await;
+    wait_until_equal(&ingested, &built).await;
+    wait_for_state_of_both(State::Live, &publisher, &source).await;
+    fixture.client().await.delete_stream(STREAM).await.expect("a deletion");
     insert(&ingested, &txs[100..]);
-    until("the publisher notices", || publisher.state() != State::Live).await;
-    stage.make(&stage.config()).await;
-    until_equal(&ingested, &built).await;
+    wait_until("the publisher notices", || publisher.state() != State::Live).await;
+    fixture.create_streams(&fixture.config()).await;
+    wait_until_equal(&ingested, &built).await;
     finish_source(source).await;
-    a_new_builder_equals("missing for a while", &stage, &ingested, publisher).await;
+    check_new_builder("missing for a while", &fixture, &ingested, publisher).await;
 }
 
 #[tokio::test]
-async fn a_full_stream_refuses_and_gets_the_rest_when_it_has_room() {
-    let stage = Stage::new().await;
-    let context = stage.client().await;
-    let large = context.get_stream(STREAM).await.expect("it").cached_info().config.clone();
+async fn a_full_stream_gets_the_rest_when_it_has_room() {
+    let fixture = Fixture::new().await;
+    let context = fixture.client().await;
+    let large = context.get_stream(STREAM).await.expect("the stream").cached_info().config.clone();
     let mut small = large.clone();
     (small.max_bytes, small.discard) = (64 << 10, DiscardPolicy::New);
     context.update_stream(small).await.expect("a smaller stream");
     let (ingested, built) = (pool(), pool());
     let txs = transactions(13, 1_000, 0);
     insert(&ingested, &txs);
-    let publisher = stage.publisher(&ingested, "a");
-    until("a full stream", || publisher.state() == State::Full).await;
-    let source = stage.source(&built, "one");
-    until("some", || built.stats().txs > 100).await;
+    let publisher = fixture.publisher(&ingested, "a");
+    wait_until("a full stream", || publisher.state() == State::Full).await;
+    let source = fixture.source(&built, "one");
+    wait_until("some", || built.stats().txs > 100).await;
     assert!(publisher.stats().unfinished > 0);
     context.update_stream(large).await.expect("a larger stream");
-    until_equal(&ingested, &built).await;
-    until_live(&publisher).await;
+    wait_until_equal(&ingested, &built).await;
+    wait_until_live(&publisher).await;
     let stats = finish(publisher).await;
     assert_eq!((stats.published, stats.stored + stats.duplicate), (1_000, 1_000), "{stats:?}");
     finish_source(source).await;
 }
 
-/// More than one pull of the source, by number and by bytes.
+/// The stream holds more than one pull request of the source, by messages and by bytes.
 #[tokio::test]
 async fn a_builder_that_is_behind_misses_nothing() {
-    let (stage, ingested, built) = Stage::with_pools().await;
-    let source = stage.source(&built, "slow");
+    let (fixture, ingested, built) = Fixture::with_pools().await;
+    let source = fixture.source(&built, "slow");
     insert(&ingested, &transactions(15, 10_000, 10));
-    let publisher = stage.publisher(&ingested, "a");
-    until_equal(&ingested, &built).await;
+    let publisher = fixture.publisher(&ingested, "a");
+    wait_until_equal(&ingested, &built).await;
     finish(publisher).await;
     let stats = finish_source(source).await;
     assert_eq!((stats.pooled, stats.missed), (10_000, 0));
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
+async fn only_messages_that_are_too_large_are_refused() {
     let config = NatsConfig { max_payload_bytes: 64 << 10, ..NatsConfig::default() };
-    let stage = Stage::without_streams(&config);
-    stage.make(&stage.config()).await;
+    let fixture = Fixture::without_streams(&config);
+    fixture.create_streams(&fixture.config()).await;
     let (ingested, built) = (pool(), pool());
     let txs = transactions(14, 200, 50);
     insert(&ingested, &txs);
     let blobs = txs.iter().filter(|tx| tx.blob_count() > 0).count() as u64;
     assert!(blobs > 0);
-    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
-    until("the others", || built.stats().txs == 200 - blobs).await;
+    let (publisher, source) = fixture.both(Flow::Public, &ingested, &built);
+    wait_until("the others", || built.stats().txs == 200 - blobs).await;
     let stats = finish(publisher).await;
     assert_eq!(stats.refused[RefuseReason::TooLarge as usize], blobs);
     assert_eq!((stats.published, stats.stored), (200, 200 - blobs));
@@ -125,103 +125,105 @@ async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
 }
 
 #[tokio::test]
-async fn what_was_deleted_is_missed_and_the_rest_is_not() {
-    let (stage, ingested, built) = Stage::with_pools().await;
+async fn deleted_messages_are_counted_as_missed() {
+    let (fixture, ingested, built) = Fixture::with_pools().await;
     let txs = transactions(16, 21, 0);
-    let publisher = stage.publish(&ingested, &txs[..20]).await;
-    let stream = stage.client().await.get_stream(STREAM).await.expect("the stream");
+    let publisher = fixture.publish(&ingested, &txs[..20]).await;
+    let stream = fixture.client().await.get_stream(STREAM).await.expect("the stream");
     for sequence in [5, 6, 11, 20] {
         assert!(stream.delete_message(sequence).await.expect("a deletion"));
     }
-    let source = stage.source(&built, "one");
-    until("the rest", || built.stats().txs == 16 && source.state() == State::Live).await;
+    let source = fixture.source(&built, "one");
+    wait_until("the rest", || built.stats().txs == 16 && source.state() == State::Live).await;
     insert(&ingested, &txs[20..]);
-    until("a new one", || built.stats().txs == 17 && source.stats().behind == 0).await;
+    wait_until("a new one", || built.stats().txs == 17 && source.stats().behind == 0).await;
     let stats = finish_source(source).await;
     assert_eq!((stats.received, stats.missed), (17, 4), "{stats:?}");
     finish(publisher).await;
 }
 
-/// A builder that started later lacked them, and no counter said so.
+/// A builder that started later lacked messages, and no counter said so.
 #[tokio::test]
-async fn a_builder_that_starts_later_says_that_messages_have_left_the_stream_for_space() {
-    let (stage, ingested, built) = Stage::with_pools().await;
-    let early = stage.source(&built, "early");
-    let publisher = stage.publisher(&ingested, "a");
+async fn a_late_builder_reports_that_the_stream_deleted_messages_for_space() {
+    let (fixture, ingested, built) = Fixture::with_pools().await;
+    let early = fixture.source(&built, "early");
+    let publisher = fixture.publisher(&ingested, "a");
     insert(&ingested, &transactions(27, 100, 0));
-    until_equal(&ingested, &built).await;
-    let whole = stage.source(&pool(), "whole");
-    until("it reads", || whole.state() == State::Live).await;
+    wait_until_equal(&ingested, &built).await;
+    let whole = fixture.source(&pool(), "whole");
+    wait_until("it reads", || whole.state() == State::Live).await;
     let limited = StreamConfig { max_bytes: 16 << 10, ..stream(Flow::Public) };
-    ensure_stream(&stage.config(), &limited).await.expect("a smaller stream");
-    let late = stage.source(&pool(), "late");
-    until("it reads", || late.state() == State::Live).await;
+    ensure_stream(&fixture.config(), &limited).await.expect("a smaller stream");
+    let late = fixture.source(&pool(), "late");
+    wait_until("it reads", || late.state() == State::Live).await;
     let cut = [early, whole, late].map(|source| source.stats().cut);
     assert_eq!(cut, [0, 0, 1]);
     finish(publisher).await;
 }
 
 #[tokio::test]
-async fn a_stream_that_lost_everything_and_was_filled_again_is_read_from_its_start() {
-    let mut stage = Stage::new().await;
+async fn a_stream_that_lost_everything_and_grew_again_is_read_anew() {
+    let mut fixture = Fixture::new().await;
     let built = pool();
     let txs = transactions(21, 22, 0);
-    let source = stage.source(&built, "one");
-    store(&stage, &txs[..10]).await;
-    until("the first", || built.stats().txs == 10).await;
-    stage.server.kill9().expect("a dead server");
-    let folder = stage.dir.path().join("nats-1/jetstream/$G/streams").join(STREAM).join("msgs");
+    let source = fixture.source(&built, "one");
+    store(&fixture, &txs[..10]).await;
+    wait_until("the first", || built.stats().txs == 10).await;
+    fixture.server.kill9().expect("a dead server");
+    let folder = fixture.dir.path().join("nats-1/jetstream/$G/streams").join(STREAM).join("msgs");
     std::fs::remove_dir_all(folder).expect("the messages");
-    // It comes back after a backoff; by then the stream is longer than before.
-    until("some attempts", || source.state() != State::Live).await;
+    // The source comes back after a backoff. By then the stream is longer than before.
+    wait_until("some attempts", || source.state() != State::Live).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    stage.server.restart().expect("a server");
-    store(&stage, &txs[10..]).await;
-    until("all", || built.stats().txs == 22).await;
+    fixture.server.restart().expect("a server");
+    store(&fixture, &txs[10..]).await;
+    wait_until("all", || built.stats().txs == 22).await;
     let stats = finish_source(source).await;
     assert_eq!((stats.pooled, stats.resets, stats.missed), (22, 1, 0), "{stats:?}");
 }
 
 #[tokio::test]
-async fn a_shutdown_waits_for_a_server_that_comes_back_and_publishes_everything() {
-    let (mut stage, ingested, built) = Stage::with_pools().await;
-    let publisher = stage.publisher(&ingested, "a");
-    until_live(&publisher).await;
-    stage.server.kill9().expect("a dead server");
+async fn a_shutdown_publishes_everything_once_the_server_is_back() {
+    let (mut fixture, ingested, built) = Fixture::with_pools().await;
+    let publisher = fixture.publisher(&ingested, "a");
+    wait_until_live(&publisher).await;
+    fixture.server.kill9().expect("a dead server");
     insert(&ingested, &transactions(23, 50, 0));
-    until("it knows", || is_lost(publisher.state())).await;
-    let restart = async { stage.server.restart().expect("a server") };
+    wait_until("the loss is noticed", || is_lost(publisher.state())).await;
+    let restart = async { fixture.server.restart().expect("a server") };
     let (stats, ()) = tokio::join!(finish(publisher), restart);
     assert_eq!(stats.stored, 50, "{stats:?}");
-    let source = stage.source(&built, "one");
-    until_equal(&ingested, &built).await;
+    let source = fixture.source(&built, "one");
+    wait_until_equal(&ingested, &built).await;
     finish_source(source).await;
 }
 
 #[tokio::test]
-async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() {
-    let (stage, ingested, built) = Stage::with_pools().await;
-    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
-    until_both(State::Live, &publisher, &source).await;
-    stage.server.sigstop().expect("a stopped server");
-    // Far more than the client and the sockets buffer.
+async fn a_shutdown_keeps_its_deadline_although_the_server_hangs() {
+    let (fixture, ingested, built) = Fixture::with_pools().await;
+    let (publisher, source) = fixture.both(Flow::Public, &ingested, &built);
+    wait_for_state_of_both(State::Live, &publisher, &source).await;
+    fixture.server.sigstop().expect("a stopped server");
+    // They are far more bytes than client and sockets buffer.
     insert(&ingested, &transactions(21, 600, 1_000));
-    let mut before = (0, Instant::now());
-    until("a socket that takes nothing", || {
-        let now = publisher.stats().published;
-        if before.0 != now {
-            before = (now, Instant::now());
+    let mut published = 0;
+    let mut changed_at = Instant::now();
+    wait_until("the socket accepts nothing", || {
+        let latest = publisher.stats().published;
+        if latest != published {
+            published = latest;
+            changed_at = Instant::now();
         }
-        now > 100 && before.1.elapsed() > Duration::from_millis(500)
+        published > 100 && changed_at.elapsed() > Duration::from_millis(500)
     })
     .await;
     let began = Instant::now();
-    let limit = Duration::from_millis(300);
-    let end = publisher.shutdown(limit).await;
-    source.shutdown(limit).await;
+    let deadline = Duration::from_millis(300);
+    let end = publisher.shutdown(deadline).await;
+    source.shutdown(deadline).await;
     let stats = end.stats;
     let took = began.elapsed();
-    stage.server.sigcont().expect("a server");
+    fixture.server.sigcont().expect("a server");
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert!(
         end.state == State::Ended && stats.published < 600,
@@ -231,65 +233,65 @@ async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() 
 }
 
 #[tokio::test]
-async fn a_server_that_hung_is_not_taken_for_a_new_stream_though_answers_come_out_of_turn() {
-    let stage = Stage::new().await;
+async fn a_server_that_hung_is_not_mistaken_for_a_reset_stream() {
+    let fixture = Fixture::new().await;
     let ingested = pool();
-    let publisher = stage.publisher(&ingested, "a");
-    until_live(&publisher).await;
-    stage.server.sigstop().expect("a stopped server");
+    let publisher = fixture.publisher(&ingested, "a");
+    wait_until_live(&publisher).await;
+    fixture.server.sigstop().expect("a stopped server");
     insert(&ingested, &transactions(22, 10_000, 0));
-    // Before the connection is given up.
-    until("unavailable", || publisher.state() == State::Unavailable).await;
-    stage.server.sigcont().expect("a server");
+    // The server goes on before the connection is given up.
+    wait_until("unavailable", || publisher.state() == State::Unavailable).await;
+    fixture.server.sigcont().expect("a server");
     let stats = finish(publisher).await;
     assert_eq!((stats.published, stats.resets), (10_000, 0), "{stats:?}");
-    // It is given up after four seconds, which is before or after the test notices.
+    // The connection is given up after four seconds, which may be before the server goes on.
     assert!(stats.connects <= 3 && stats.refused_total() == 0, "{stats:?}");
 }
 
-/// The responses to the attempt before and to this one were more than the client waited for at once, and nobody took the
-/// former while it published: the publisher stood still for good.
+/// The acknowledgements of two attempts exceeded what the client waits for at once, and nobody read
+/// those of the first attempt meanwhile. The publisher stood still for ever.
 #[tokio::test]
-async fn a_whole_window_is_published_again_while_the_responses_to_it_are_still_waited_for() {
-    let stage = Stage::new().await;
-    // The stream gets nothing of the first window.
+async fn a_whole_window_is_republished_while_its_acknowledgements_are_pending() {
+    let fixture = Fixture::new().await;
+    // The server gets nothing of the first window.
     let mut published = 0;
-    let url = proxy::before(&stage.server, move |subject| {
+    let url = proxy::start(&fixture.server, move |subject| {
         published += usize::from(subject.starts_with("mempool."));
         !subject.starts_with("mempool.") || published > 4_096
     });
     let ingested = pool();
     let publisher = publisher(ServerConfig::new(url), &ingested, "a");
-    until_live(&publisher).await;
+    wait_until_live(&publisher).await;
     let txs = transactions(24, 6_000, 0);
     insert(&ingested, &txs[..100]);
-    // These time out first, and the others are on their way for two seconds more.
+    // These time out first, while the others are pending for two seconds more.
     tokio::time::sleep(Duration::from_secs(2)).await;
     insert(&ingested, &txs[100..]);
     let stats = finish(publisher).await;
-    // The one whose wait ended while it was stored is a duplicate.
+    // A message that timed out while it was stored is a duplicate.
     let acknowledged = stats.stored + stats.duplicate;
     assert_eq!((stats.published, acknowledged, stats.connects), (6_000, 6_000, 1), "{stats:?}");
     assert!(stats.republished >= 4_096, "{stats:?}");
 }
 
-/// What a leader drops while it steps down came to builders when its acknowledgement had been waited for in vain, five seconds
-/// later.
+/// Messages that a leader dropped while it stepped down reached builders after the timeout of their
+/// acknowledgements, five seconds later.
 #[tokio::test]
-async fn what_the_stream_has_lost_without_a_word_comes_half_a_second_later() {
-    let stage = Stage::new().await;
+async fn messages_that_the_server_dropped_silently_arrive_half_a_second_later() {
+    let fixture = Fixture::new().await;
     let mut published = 0;
-    // Of a hundred messages, ten in a row.
-    let url = proxy::before(&stage.server, move |subject| {
+    // The server loses ten of a hundred messages, in a row.
+    let url = proxy::start(&fixture.server, move |subject| {
         published += usize::from(subject.starts_with("mempool."));
         !subject.starts_with("mempool.") || !(41..=50).contains(&published)
     });
     let (ingested, built) = (pool(), pool());
-    let source = stage.source(&built, "one");
+    let source = fixture.source(&built, "one");
     let publisher = publisher(ServerConfig::new(url), &ingested, "a");
-    until_live(&publisher).await;
+    wait_until_live(&publisher).await;
     insert(&ingested, &transactions(26, 100, 0));
-    let took = until_equal(&ingested, &built).await;
+    let took = wait_until_equal(&ingested, &built).await;
     println!("equal after {took:?}");
     assert!(took < Duration::from_secs(4), "{took:?}");
     let stats = finish(publisher).await;
@@ -298,54 +300,88 @@ async fn what_the_stream_has_lost_without_a_word_comes_half_a_second_later() {
     finish_source(source).await;
 }
 
-/// Nothing was delivered while the response was waited for, and without one the connection was given up.
+/// The source delivered nothing while it waited for the response, and then gave the connection up.
 #[tokio::test]
-async fn a_source_reads_on_while_its_request_for_the_stream_has_no_response() {
-    let stage = Stage::new().await;
+async fn a_source_keeps_reading_while_its_check_has_no_response() {
+    let fixture = Fixture::new().await;
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
-    // The first one has: without it nothing is read.
-    let url = proxy::before(&stage.server, move |subject| {
+    // The first request gets a response, because nothing is read without it.
+    let url = proxy::start(&fixture.server, move |subject| {
         !subject.starts_with("$JS.API.STREAM.INFO.") || counted.fetch_add(1, SeqCst) == 0
     });
     let built = pool();
     let source = source(ServerConfig::new(url), &built);
     let mut took = Vec::new();
     for (n, tx) in transactions(25, 3, 0).iter().enumerate() {
-        until("a request without a response", || requests.load(SeqCst) >= n + 2).await;
-        store(&stage, slice::from_ref(tx)).await;
-        took.push(until("it comes", || built.contains(tx.hash())).await);
+        wait_until("a request without a response", || requests.load(SeqCst) >= n + 2).await;
+        store(&fixture, slice::from_ref(tx)).await;
+        took.push(wait_until("it comes", || built.contains(tx.hash())).await);
     }
-    // Two seconds each, until the request was given up; one may be late on a busy machine.
+    // Each took two seconds, until the request was given up. One may be late on a busy machine.
     assert!(took.iter().min() < Some(&Duration::from_secs(1)), "{took:?}");
     assert_eq!((source.state(), source.stats().connects), (State::Live, 1));
     finish_source(source).await;
 }
 
-/// It stayed ready for 35 seconds, and what it answered with success meanwhile reached no builder.
+/// An ingest stayed ready for 35 seconds, and what it answered with success meanwhile reached no
+/// builder.
 #[tokio::test]
-async fn a_publisher_that_is_cut_off_says_so_after_two_seconds_and_is_ready_again_when_all_is_stored()
- {
-    let stage = Stage::new().await;
+async fn a_publisher_without_its_server_is_not_ready_after_two_seconds() {
+    let fixture = Fixture::new().await;
     let ingested = pool();
-    let nobody = publisher(ServerConfig::new("nats://127.0.0.1:1"), &pool(), "b");
-    let publisher = stage.publisher(&ingested, "a");
-    until_live(&publisher).await;
+    let unconnected = publisher(ServerConfig::new("nats://127.0.0.1:1"), &pool(), "b");
+    let publisher = fixture.publisher(&ingested, "a");
+    wait_until_live(&publisher).await;
     let is_ready = publisher.readiness();
     assert!(is_ready() && publisher.unstored_for().is_none());
-    assert!(!nobody.readiness()(), "it was never connected");
-    stage.server.sigstop().expect("a stopped server");
+    assert!(!unconnected.readiness()(), "it was never connected");
+    fixture.server.sigstop().expect("a stopped server");
     insert(&ingested, &transactions(28, 1, 0));
-    let took = until("it is not ready", || !is_ready()).await;
+    let took = wait_until("it is not ready", || !is_ready()).await;
     println!("not ready after {took:?}");
-    // The publisher took the order some milliseconds before the time begins here.
+    // The publisher took the order some milliseconds before this measurement began.
     assert!((UNSTORED_LIMIT * 9 / 10..2 * UNSTORED_LIMIT).contains(&took), "{took:?}");
-    until("its state says so", || publisher.state() != State::Live).await;
-    stage.server.sigcont().expect("a server");
-    until("it is ready", &is_ready).await;
-    until_live(&publisher).await;
+    wait_until("its state says so", || publisher.state() != State::Live).await;
+    fixture.server.sigcont().expect("a server");
+    wait_until("it is ready", &is_ready).await;
+    wait_until_live(&publisher).await;
     assert_eq!(publisher.stats().unfinished, 0);
     finish(publisher).await;
     assert!(!is_ready(), "it has ended");
-    nobody.shutdown(Duration::ZERO).await;
+    unconnected.shutdown(Duration::ZERO).await;
+}
+
+/// A server disables JetStream when its disk is full, and does not enable it again when there is
+/// room. Here a reload of its configuration disables it. The state changed to catching up at each
+/// attempt, so an alert for 15 seconds without storing could not fire.
+#[tokio::test]
+async fn nothing_is_stored_while_a_server_has_disabled_jetstream() {
+    let (mut fixture, ingested, built) = Fixture::with_pools().await;
+    let (publisher, source) = fixture.both(Flow::Public, &ingested, &built);
+    wait_for_state_of_both(State::Live, &publisher, &source).await;
+    let is_ready = publisher.readiness();
+    let path = fixture.dir.path().join("nats-1.conf");
+    let enabled = std::fs::read_to_string(&path).expect("the configuration");
+    let disabled: Vec<_> = enabled.lines().filter(|line| !line.starts_with("jetstream ")).collect();
+    std::fs::write(&path, disabled.join("\n")).expect("written");
+    fixture.server.sighup().expect("a reload");
+    insert(&ingested, &transactions(29, 20, 0));
+    wait_until("nothing is stored", || publisher.state() == State::Unavailable && !is_ready())
+        .await;
+    let mut states = publisher.watch();
+    let connects = publisher.stats().connects;
+    while publisher.stats().connects < connects + 3 {
+        let changed = tokio::time::timeout(TIMEOUT, states.changed()).await;
+        changed.expect("another attempt").expect("it runs");
+        let state = *states.borrow_and_update();
+        assert!(!matches!(state, State::Live | State::Lagging | State::CatchingUp), "{state:?}");
+    }
+    assert_eq!(publisher.stats().stored, 0);
+    std::fs::write(&path, enabled).expect("written");
+    fixture.server.kill9().expect("a dead server");
+    fixture.server.restart().expect("a server");
+    wait_until_equal(&ingested, &built).await;
+    wait_until("it is ready", &is_ready).await;
+    finish_all([publisher], [source]).await;
 }

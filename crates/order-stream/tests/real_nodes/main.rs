@@ -1,5 +1,5 @@
-//! Publishers and sources on real NATS servers, which `scripts/real-nodes.sh` installs. They fail, never
-//! skip, when the server is missing.
+//! Publishers and sources on real NATS servers, which `scripts/real-nodes.sh` installs. Without a
+//! server these tests fail; they are never skipped.
 #![cfg(feature = "real-nodes")]
 
 mod cluster;
@@ -25,28 +25,28 @@ use order_stream::{
 use tempfile::TempDir;
 use testkit::devnet::{NatsConfig, NatsServer};
 
-/// Far longer than anything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Far longer than anything takes, also on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 const CHAIN: u64 = 1;
 
-/// The stream of most tests.
+/// The public stream, which most tests use.
 const STREAM: &str = "MEMPOOL_1_PUBLIC";
 
-/// A server, with the streams of a chain.
-struct Stage {
+/// A NATS server, with the streams of a chain.
+struct Fixture {
     server: NatsServer,
     dir: TempDir,
 }
 
-impl Stage {
+impl Fixture {
     async fn new() -> Self {
-        let stage = Self::without_streams(&NatsConfig::default());
-        stage.make(&stage.config()).await;
-        stage
+        let fixture = Self::without_streams(&NatsConfig::default());
+        fixture.create_streams(&fixture.config()).await;
+        fixture
     }
 
-    /// With a pool that is published, and one that is built on.
+    /// Returns a fixture with the pool of a publisher and the pool of a builder.
     async fn with_pools() -> (Self, OrderPool, OrderPool) {
         (Self::new().await, pool(), pool())
     }
@@ -57,7 +57,7 @@ impl Stage {
         Self { server, dir }
     }
 
-    async fn make(&self, admin: &ServerConfig) {
+    async fn create_streams(&self, admin: &ServerConfig) {
         for flow in [Flow::Public, Flow::Private] {
             ensure_stream(admin, &stream(flow)).await.expect("a stream");
         }
@@ -67,34 +67,35 @@ impl Stage {
         ServerConfig::new(self.server.url())
     }
 
-    fn publisher_of(&self, pool: &OrderPool, flow: Flow, machine: &str) -> Publisher {
+    fn publisher_for_flow(&self, pool: &OrderPool, flow: Flow, machine: &str) -> Publisher {
         let config = PublisherConfig::new(self.config(), CHAIN, machine);
         Publisher::start(pool, PublisherConfig { flow, ..config }).expect("a publisher")
     }
 
     fn publisher(&self, pool: &OrderPool, machine: &str) -> Publisher {
-        self.publisher_of(pool, Flow::Public, machine)
+        self.publisher_for_flow(pool, Flow::Public, machine)
     }
 
-    fn source_of(&self, pool: &OrderPool, flow: Flow, name: &str) -> Source {
+    fn source_for_flow(&self, pool: &OrderPool, flow: Flow, name: &str) -> Source {
         let config =
             SourceConfig { flow, heads: true, ..SourceConfig::new(self.config(), CHAIN, name) };
         Source::start(pool, config).expect("a source")
     }
 
     fn source(&self, pool: &OrderPool, name: &str) -> Source {
-        self.source_of(pool, Flow::Public, name)
+        self.source_for_flow(pool, Flow::Public, name)
     }
 
+    /// Starts a publisher of the first pool and a source of the second.
     fn both(&self, flow: Flow, ingested: &OrderPool, built: &OrderPool) -> (Publisher, Source) {
-        (self.publisher_of(ingested, flow, "a"), self.source_of(built, flow, "one"))
+        (self.publisher_for_flow(ingested, flow, "a"), self.source_for_flow(built, flow, "one"))
     }
 
-    /// Publishes these, until the stream has them.
+    /// Publishes transactions, and waits until the stream has them.
     async fn publish(&self, pool: &OrderPool, txs: &[Transaction]) -> Publisher {
         insert(pool, txs);
         let publisher = self.publisher(pool, "a");
-        until("stored", || publisher.stats().stored == txs.len() as u64).await;
+        wait_until("stored", || publisher.stats().stored == txs.len() as u64).await;
         publisher
     }
 
@@ -104,17 +105,18 @@ impl Stage {
     }
 }
 
-/// Of the public flow.
+/// A publisher of the public flow.
 fn publisher(server: ServerConfig, pool: &OrderPool, machine: &str) -> Publisher {
     Publisher::start(pool, PublisherConfig::new(server, CHAIN, machine)).expect("a publisher")
 }
 
-/// The same, without heads.
+/// A source of the public flow that does not apply heads.
 fn source(server: ServerConfig, pool: &OrderPool) -> Source {
     Source::start(pool, SourceConfig::new(server, CHAIN, "one")).expect("a source")
 }
 
-/// Keeps messages for longer than a test, whose pools do not expire anything either.
+/// A stream that keeps messages for longer than a test takes. Pools expire nothing within a test
+/// either.
 fn stream(flow: Flow) -> StreamConfig {
     StreamConfig { max_age: Duration::from_secs(600), ..StreamConfig::new(flow, CHAIN) }
 }
@@ -138,11 +140,11 @@ fn insert(pool: &OrderPool, txs: &[Transaction]) {
     }
 }
 
-/// A block by its number and its branch.
-fn block(number: u64, branch: u64, of_parent: u64, mined: &[B256]) -> Block {
+/// A block, by its number and its branch, and the branch of its parent.
+fn block(number: u64, branch: u64, parent_branch: u64, mined: &[B256]) -> Block {
     let hash =
         |number: u64, branch: u64| B256::left_padding_from(&(number << 8 | branch).to_be_bytes());
-    Block::new(Head::new(number, hash(number, branch), hash(number - 1, of_parent)), mined)
+    Block::new(Head::new(number, hash(number, branch), hash(number - 1, parent_branch)), mined)
 }
 
 /// The hashes of the pooled transactions.
@@ -157,19 +159,20 @@ fn hashes(pool: &OrderPool) -> BTreeSet<B256> {
     found
 }
 
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+/// Waits until the condition holds. Returns how long that took.
+async fn wait_until(description: &str, mut condition: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+    while !condition() {
+        assert!(began.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {description}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     began.elapsed()
 }
 
-/// Until the second pool holds as many transactions as the first; then both hold the same.
-async fn until_equal(pool: &OrderPool, other: &OrderPool) -> Duration {
+/// Waits until both pools hold as many transactions, and checks that they hold the same.
+async fn wait_until_equal(pool: &OrderPool, other: &OrderPool) -> Duration {
     let count = |pool: &OrderPool| pool.stats().txs;
-    let took = until("equal pools", || count(pool) == count(other)).await;
+    let took = wait_until("equal pools", || count(pool) == count(other)).await;
     assert_eq!(hashes(pool), hashes(other));
     took
 }
@@ -178,18 +181,20 @@ fn is_lost(state: State) -> bool {
     matches!(state, State::Disconnected { .. } | State::Connecting)
 }
 
-async fn until_both(state: State, publisher: &Publisher, source: &Source) {
-    let are_so = || (publisher.state(), source.state()) == (state, state);
-    until(&format!("both are {state:?}"), are_so).await;
+async fn wait_for_state_of_both(state: State, publisher: &Publisher, source: &Source) {
+    wait_until(&format!("both are {state:?}"), || {
+        publisher.state() == state && source.state() == state
+    })
+    .await;
 }
 
-async fn until_live(publisher: &Publisher) {
-    until("a live publisher", || publisher.state() == State::Live).await;
+async fn wait_until_live(publisher: &Publisher) {
+    wait_until("a live publisher", || publisher.state() == State::Live).await;
 }
 
-/// Ends it; every message has one outcome, and none is unfinished.
+/// Shuts a publisher down, and checks that every message has one outcome and none is unfinished.
 async fn finish(publisher: Publisher) -> PublisherStats {
-    let end = publisher.shutdown(PATIENCE).await;
+    let end = publisher.shutdown(TIMEOUT).await;
     assert_eq!(end.state, State::Ended, "{end:?}");
     let stats = end.stats;
     let outcomes = stats.stored + stats.duplicate + stats.refused_total();
@@ -197,8 +202,9 @@ async fn finish(publisher: Publisher) -> PublisherStats {
     stats
 }
 
+/// Shuts a source down, and checks that every message has one outcome.
 async fn finish_source(source: Source) -> SourceStats {
-    let end = source.shutdown(PATIENCE).await;
+    let end = source.shutdown(TIMEOUT).await;
     assert_eq!(end.state, State::Ended, "{end:?}");
     let stats = end.stats;
     let SourceStats { pooled, known, superseded, refused, malformed, .. } = stats;
@@ -208,11 +214,14 @@ async fn finish_source(source: Source) -> SourceStats {
     stats
 }
 
-async fn finish_all<const P: usize, const S: usize>(from: [Publisher; P], to: [Source; S]) {
-    for publisher in from {
+async fn finish_all<const P: usize, const S: usize>(
+    publishers: [Publisher; P],
+    sources: [Source; S],
+) {
+    for publisher in publishers {
         finish(publisher).await;
     }
-    for source in to {
+    for source in sources {
         finish_source(source).await;
     }
 }

@@ -1,97 +1,103 @@
-//! Streams that lose what they had while publishers and sources are connected, or between two connections.
+//! Streams that lose their messages, during a connection or between two connections.
 
 use order_pool::PrivateTerms;
 
 use super::{fleet::SIGNER, *};
 
-/// A builder that starts now gets everything that the other pool holds, and the publisher has counted a reset.
-pub(crate) async fn a_new_builder_equals(
-    what: &str,
-    stage: &Stage,
+/// Checks that a builder that starts now gets everything that the publisher's pool holds, and that
+/// the publisher has counted a reset.
+pub(crate) async fn check_new_builder(
+    scenario: &str,
+    fixture: &Fixture,
     ingested: &OrderPool,
     publisher: Publisher,
 ) {
     let built = pool();
-    let source = stage.source(&built, "late");
-    let took = until_equal(ingested, &built).await;
-    source.shutdown(PATIENCE).await;
+    let source = fixture.source(&built, "late");
+    let took = wait_until_equal(ingested, &built).await;
+    source.shutdown(TIMEOUT).await;
     let (resets, all) = (finish(publisher).await.resets, ingested.stats().txs);
     println!(
-        "{what}: a new builder has {} of {all} after {took:.1?}, resets {resets}",
+        "{scenario}: a new builder has {} of {all} after {took:.1?}, resets {resets}",
         built.stats().txs
     );
-    assert!(resets > 0, "{what}");
+    assert!(resets > 0, "{scenario}");
 }
 
 #[tokio::test]
-async fn a_stream_that_is_purged_or_made_anew_at_once_gets_everything_again() {
+async fn a_purged_or_recreated_stream_gets_everything_again() {
     for is_purged in [true, false] {
-        let (stage, ingested) = (Stage::new().await, pool());
+        let (fixture, ingested) = (Fixture::new().await, pool());
         let txs = transactions(61, 110, 0);
-        let publisher = stage.publish(&ingested, &txs[..100]).await;
-        let context = stage.client().await;
+        let publisher = fixture.publish(&ingested, &txs[..100]).await;
+        let context = fixture.client().await;
         if is_purged {
             let stream = context.get_stream(STREAM).await.expect("the stream");
             stream.purge().await.expect("a purge");
         } else {
             context.delete_stream(STREAM).await.expect("a deletion");
-            ensure_stream(&stage.config(), &stream(Flow::Public)).await.expect("a stream");
+            ensure_stream(&fixture.config(), &stream(Flow::Public)).await.expect("a stream");
         }
         insert(&ingested, &txs[100..]);
-        let what = if is_purged { "purged" } else { "made anew" };
-        a_new_builder_equals(what, &stage, &ingested, publisher).await;
+        let scenario = if is_purged { "purged" } else { "recreated" };
+        check_new_builder(scenario, &fixture, &ingested, publisher).await;
     }
 }
 
-/// They were kept as long as the messages, in memory, also of messages that the stream had no room for.
+/// The server kept them in memory as long as the messages, also those of messages that the stream
+/// had no room for.
 #[tokio::test]
-async fn the_ids_of_private_messages_are_kept_for_a_minute_also_by_a_stream_that_is_there_already()
-{
-    let stage = Stage::without_streams(&NatsConfig::default());
-    let context = stage.client().await;
+async fn a_stream_keeps_the_ids_of_private_messages_for_a_minute() {
+    let fixture = Fixture::without_streams(&NatsConfig::default());
+    let context = fixture.client().await;
     for (flow, name, kept) in
         [(Flow::Private, "MEMPOOL_1_PRIVATE", 60), (Flow::Public, STREAM, 600)]
     {
         let config = stream(flow);
-        for is_before in [true, false] {
-            ensure_stream(&stage.config(), &config).await.expect("a stream");
-            let it = context.get_stream(name).await.expect("the stream");
-            let mut stored = it.cached_info().config.clone();
-            assert_eq!(stored.duplicate_window, Duration::from_secs(kept), "{name} {is_before}");
+        for was_created_before in [false, true] {
+            ensure_stream(&fixture.config(), &config).await.expect("a stream");
+            let created = context.get_stream(name).await.expect("the stream");
+            let mut stored = created.cached_info().config.clone();
+            assert_eq!(
+                stored.duplicate_window,
+                Duration::from_secs(kept),
+                "{name}, created before: {was_created_before}"
+            );
             assert_eq!(stored.max_age, config.max_age);
             stored.duplicate_window = config.max_age;
-            context.update_stream(stored).await.expect("as it was made before");
+            context.update_stream(stored).await.expect("the configuration of earlier versions");
         }
     }
 }
 
 #[tokio::test]
-async fn a_stream_that_went_back_to_an_earlier_copy_and_grew_longer_gets_everything_again() {
-    let (mut stage, ingested) = (Stage::new().await, pool());
+async fn a_stream_that_was_rolled_back_and_grew_longer_gets_everything_again() {
+    let (mut fixture, ingested) = (Fixture::new().await, pool());
     let txs = transactions(63, 500, 0);
-    let publisher = stage.publish(&ingested, &txs[..50]).await;
-    stage.server.kill9().expect("a dead server");
-    let (folder, copy) = (stage.dir.path().join("nats-1"), stage.dir.path().join("copy"));
-    let copied = |from: &std::path::Path, to: &std::path::Path| {
-        let status = std::process::Command::new("cp").arg("-a").args([from, to]).status();
-        assert!(status.expect("cp runs").success());
-    };
-    copied(&folder, &copy);
-    stage.server.restart().expect("a server");
+    let publisher = fixture.publish(&ingested, &txs[..50]).await;
+    fixture.server.kill9().expect("a dead server");
+    let (folder, copy) = (fixture.dir.path().join("nats-1"), fixture.dir.path().join("copy"));
+    copy_folder(&folder, &copy);
+    fixture.server.restart().expect("a server");
     insert(&ingested, &txs[50..100]);
-    until("stored", || publisher.stats().stored == 100).await;
-    stage.server.kill9().expect("a dead server");
+    wait_until("stored", || publisher.stats().stored == 100).await;
+    fixture.server.kill9().expect("a dead server");
     std::fs::remove_dir_all(&folder).expect("the store");
-    copied(&copy, &folder);
-    stage.server.restart().expect("a server");
-    // Another machine is back first, and the stream is longer than it was.
+    copy_folder(&copy, &folder);
+    fixture.server.restart().expect("a server");
+    // Another machine is back first, and makes the stream longer than it was.
     let other = pool();
     insert(&other, &txs[100..]);
-    let second = stage.publisher(&other, "b");
-    until("longer", || second.stats().stored == 400).await;
+    let second = fixture.publisher(&other, "b");
+    wait_until("longer", || second.stats().stored == 400).await;
     insert(&ingested, &txs[100..]);
-    a_new_builder_equals("rolled back, and longer again", &stage, &ingested, publisher).await;
+    check_new_builder("rolled back, and longer again", &fixture, &ingested, publisher).await;
     finish(second).await;
+}
+
+fn copy_folder(source: &std::path::Path, target: &std::path::Path) {
+    let status = std::process::Command::new("cp").arg("-a").args([source, target]).status();
+    assert!(status.expect("cp runs").success());
 }
 
 /// A private transaction of the signer, sent now.
@@ -101,21 +107,21 @@ fn private(tx: &Transaction) -> Transaction {
 }
 
 #[tokio::test]
-async fn a_cancellation_after_a_restart_is_stored_though_there_was_one_before_it() {
-    let (stage, built) = (Stage::new().await, pool());
+async fn a_second_cancellation_after_a_restart_is_stored() {
+    let (fixture, built) = (Fixture::new().await, pool());
     let tx = &transactions(64, 1, 0)[0];
     let hash = *tx.hash();
-    let source = stage.source_of(&built, Flow::Private, "one");
+    let source = fixture.source_for_flow(&built, Flow::Private, "one");
     for _ in 0..2 {
         // The process starts again, with an empty pool.
         let ingested = pool();
-        let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
-        until_live(&publisher).await;
+        let publisher = fixture.publisher_for_flow(&ingested, Flow::Private, "a");
+        wait_until_live(&publisher).await;
         for _ in 0..2 {
             ingested.insert_transaction(private(tx));
-            until("it is there", || built.contains(&hash)).await;
+            wait_until("it is there", || built.contains(&hash)).await;
             ingested.cancel_private(&hash, SIGNER, order_pool::Holder::Host, SystemTime::now());
-            until("it is cancelled", || !built.contains(&hash)).await;
+            wait_until("it is cancelled", || !built.contains(&hash)).await;
         }
         let stats = finish(publisher).await;
         assert_eq!((stats.stored, stats.duplicate), (4, 0), "{stats:?}");

@@ -1,4 +1,4 @@
-//! Machines and builders whose clocks differ: all that is compared is the time of the stream.
+//! Machines and builders whose clocks differ: only stream time is compared.
 
 use order_pool::{
     Bundle, BundleParts, Cancellation, Holder, InsertOutcome, PrivateTerms, ReplacementKey,
@@ -9,7 +9,7 @@ use super::{fleet::SIGNER, *};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A machine that ingests, with its own clock and its publisher of private orders.
+/// A machine that ingests, with its own clock and its publisher of the private flow.
 struct Machine {
     pool: OrderPool,
     clock: WallClock,
@@ -17,20 +17,20 @@ struct Machine {
 }
 
 impl Machine {
-    async fn start(stage: &Stage, name: &str, clock: WallClock) -> Self {
+    async fn start(fixture: &Fixture, name: &str, clock: WallClock) -> Self {
         let pool = pool();
         let config = PublisherConfig {
             flow: Flow::Private,
-            ..PublisherConfig::new(stage.config(), CHAIN, name)
+            ..PublisherConfig::new(fixture.config(), CHAIN, name)
         };
         let publisher = Publisher::with_clock(&pool, config, clock).expect("a publisher");
-        until_live(&publisher).await;
+        wait_until_live(&publisher).await;
         Self { pool, clock, publisher }
     }
 
     /// Waits until the stream has everything that this machine has accepted.
-    async fn stored(&self, count: u64) {
-        until("it is stored", || {
+    async fn wait_until_stored(&self, count: u64) {
+        wait_until("it is stored", || {
             let stats = self.publisher.stats();
             stats.published == count && stats.unfinished == 0
         })
@@ -47,7 +47,8 @@ impl Machine {
         self.pool.cancel_private(tx.hash(), SIGNER, HOLDER, self.clock.now());
     }
 
-    /// Sends a bundle of the key without a nonce: an empty one, if there is no transaction.
+    /// Sends a bundle of the key without a nonce. Without a transaction it is an empty bundle,
+    /// which cancels.
     fn send_bundle(&self, key: ReplacementKey, tx: Option<&Transaction>) {
         let parts = BundleParts {
             txs: tx.into_iter().cloned().collect(),
@@ -68,21 +69,21 @@ fn key(n: u128) -> ReplacementKey {
     ReplacementKey { uuid: uuid::Uuid::from_u128(n), signer: SIGNER }
 }
 
-/// A builder with its own clock, which reads the private stream.
-fn builder(stage: &Stage, name: &str, clock: WallClock) -> (OrderPool, Source) {
+/// A builder with its own clock that reads the private stream.
+fn builder(fixture: &Fixture, name: &str, clock: WallClock) -> (OrderPool, Source) {
     let pool = pool();
     let config =
-        SourceConfig { flow: Flow::Private, ..SourceConfig::new(stage.config(), CHAIN, name) };
+        SourceConfig { flow: Flow::Private, ..SourceConfig::new(fixture.config(), CHAIN, name) };
     let source = Source::with_clock(&pool, config, clock).expect("a source");
     (pool, source)
 }
 
-async fn until_read(source: &Source, count: u64) {
-    until("all is read", || source.stats().received == count).await;
+async fn wait_until_read(source: &Source, count: u64) {
+    wait_until("all is read", || source.stats().received == count).await;
 }
 
-/// The hashes of the orders that a pool holds; of a bundle that of its first transaction.
-fn held(pool: &OrderPool) -> BTreeSet<B256> {
+/// The hashes of the orders that a pool holds; for a bundle, the hash of its first transaction.
+fn order_hashes(pool: &OrderPool) -> BTreeSet<B256> {
     let mut events = pool.subscribe_all();
     let mut found = BTreeSet::new();
     while events.is_replaying() {
@@ -94,40 +95,42 @@ fn held(pool: &OrderPool) -> BTreeSet<B256> {
     found
 }
 
-/// The 65th cancellation of a signer within a minute was neither remembered nor published, though each of the others was of an
-/// order that the machine had.
+/// A machine neither remembered nor published the 65th cancellation of a signer within a minute,
+/// although the machine knew the orders of all others.
 #[tokio::test]
-async fn what_another_machine_holds_is_cancelled_after_many_cancellations_of_known_orders() {
-    let stage = Stage::new().await;
-    let a = Machine::start(&stage, "a", WallClock::default()).await;
-    let b = Machine::start(&stage, "b", WallClock::default()).await;
-    let (built, source) = builder(&stage, "one", WallClock::default());
+async fn many_cancellations_do_not_prevent_one_of_another_machines_order() {
+    let fixture = Fixture::new().await;
+    let a = Machine::start(&fixture, "a", WallClock::default()).await;
+    let b = Machine::start(&fixture, "b", WallClock::default()).await;
+    let (built, source) = builder(&fixture, "one", WallClock::default());
     let txs = transactions(71, 65, 0);
     for tx in &txs[..64] {
         a.send_private(tx);
         a.cancel_private(tx);
     }
     b.send_private(&txs[64]);
-    a.stored(128).await;
-    b.stored(1).await;
-    until_read(&source, 129).await;
+    a.wait_until_stored(128).await;
+    b.wait_until_stored(1).await;
+    wait_until_read(&source, 129).await;
     a.cancel_private(&txs[64]);
-    a.stored(129).await;
-    until_read(&source, 130).await;
-    assert_eq!(held(&built), BTreeSet::new());
+    a.wait_until_stored(129).await;
+    wait_until_read(&source, 130).await;
+    assert_eq!(order_hashes(&built), BTreeSet::new());
     finish_all([a.publisher, b.publisher], [source]).await;
 }
 
-/// Each machine had accepted its cancellations; the builder counted them together and forgot the latest.
+/// Each machine had accepted its cancellations. The builder counted them together and forgot the
+/// latest.
 #[tokio::test]
-async fn cancellations_of_several_machines_hold_for_an_order_that_comes_late() {
-    let stage = Stage::new().await;
-    let a = Machine::start(&stage, "a", WallClock::default()).await;
-    let b = Machine::start(&stage, "b", WallClock::default()).await;
-    let c = Machine::start(&stage, "c", WallClock::default()).await;
-    let (built, source) = builder(&stage, "one", WallClock::default());
+async fn cancellations_of_several_machines_hold_for_an_order_that_arrives_late() {
+    let fixture = Fixture::new().await;
+    let a = Machine::start(&fixture, "a", WallClock::default()).await;
+    let b = Machine::start(&fixture, "b", WallClock::default()).await;
+    let c = Machine::start(&fixture, "c", WallClock::default()).await;
+    let (built, source) = builder(&fixture, "one", WallClock::default());
     let txs = transactions(72, 2_001, 0);
-    // The orders of the third machine are sent a second before, and come after their cancellations.
+    // The orders of the third machine were sent a second earlier, and arrive after their
+    // cancellations.
     let sent_at = c.clock.now() - Duration::from_secs(1);
     for tx in &txs[..1_000] {
         a.cancel_private(tx);
@@ -135,72 +138,81 @@ async fn cancellations_of_several_machines_hold_for_an_order_that_comes_late() {
     for tx in &txs[1_000..2_000] {
         b.cancel_private(tx);
     }
-    a.stored(1_000).await;
-    b.stored(1_000).await;
-    until_read(&source, 2_000).await;
+    a.wait_until_stored(1_000).await;
+    b.wait_until_stored(1_000).await;
+    wait_until_read(&source, 2_000).await;
     let terms = PrivateTerms { signer: Some(SIGNER), max_block: 1_000 };
     let late = [&txs[0], &txs[999], &txs[1_000], &txs[1_999], &txs[2_000]];
     for tx in late {
         let tx = Transaction::private(tx.recovered().clone(), terms, sent_at);
         c.pool.insert_transaction(tx.held_by(HOLDER));
     }
-    c.stored(5).await;
-    until_read(&source, 2_005).await;
-    assert_eq!(held(&built), BTreeSet::from([*txs[2_000].hash()]), "the one that nobody cancelled");
+    c.wait_until_stored(5).await;
+    wait_until_read(&source, 2_005).await;
+    assert_eq!(
+        order_hashes(&built),
+        BTreeSet::from([*txs[2_000].hash()]),
+        "nobody cancelled this one"
+    );
     finish_all([a.publisher, b.publisher, c.publisher], [source]).await;
 }
 
 /// Two builders held different bundles, and the machine whose clock was ahead won.
 #[tokio::test]
-async fn builders_agree_and_the_newest_message_wins_whatever_clocks_say() {
-    let stage = Stage::new().await;
+async fn builders_agree_on_the_newest_message_whatever_clocks_say() {
+    let fixture = Fixture::new().await;
     let clocks = [Duration::from_secs(2), Duration::from_secs(60), HOUR].map(WallClock::ahead_by);
-    let right = Machine::start(&stage, "right", WallClock::default()).await;
+    let right = Machine::start(&fixture, "right", WallClock::default()).await;
     let builders = [
-        builder(&stage, "right", WallClock::default()),
-        builder(&stage, "behind", WallClock::behind_by(Duration::from_secs(5))),
-        builder(&stage, "far-behind", WallClock::behind_by(Duration::from_secs(70))),
-        builder(&stage, "ahead", WallClock::ahead_by(Duration::from_secs(70))),
+        builder(&fixture, "right", WallClock::default()),
+        builder(&fixture, "behind", WallClock::behind_by(Duration::from_secs(5))),
+        builder(&fixture, "far-behind", WallClock::behind_by(Duration::from_secs(70))),
+        builder(&fixture, "ahead", WallClock::ahead_by(Duration::from_secs(70))),
     ];
     let txs = transactions(73, 30, 0);
     let (mut expected, mut received) = (BTreeSet::new(), 0);
     for (n, clock) in clocks.into_iter().enumerate() {
-        let ahead = Machine::start(&stage, &format!("ahead-{n}"), clock).await;
-        let (mut by_right, mut by_ahead) = (right.publisher.stats().published, 0);
+        let ahead = Machine::start(&fixture, &format!("ahead-{n}"), clock).await;
+        let mut stored_by_right = right.publisher.stats().published;
+        let mut stored_by_ahead = 0;
         let txs = &txs[10 * n..];
         let key = |kind: u128| key(100 * n as u128 + kind);
-        // Replaced at the machine that is right, at the one that is ahead, and there and back.
+        // Bundles are replaced from the right machine to the one that is ahead, back, and there and
+        // back.
         for (kind, messages) in [
             (1, &[(false, 0), (true, 1)][..]),
             (2, &[(true, 2), (false, 3)]),
             (3, &[(false, 4), (true, 5), (false, 6)]),
         ] {
             for (is_right, tx) in messages {
-                let (machine, count) =
-                    if *is_right { (&right, &mut by_right) } else { (&ahead, &mut by_ahead) };
+                let (machine, count) = if *is_right {
+                    (&right, &mut stored_by_right)
+                } else {
+                    (&ahead, &mut stored_by_ahead)
+                };
                 machine.send_bundle(key(kind), Some(&txs[*tx]));
                 *count += 1;
-                machine.stored(*count).await;
+                machine.wait_until_stored(*count).await;
                 received += 1;
             }
         }
         expected.extend([1, 3, 6].map(|tx| *txs[tx].hash()));
-        // An empty bundle at the machine that is right cancels what the other one has.
+        // An empty bundle at the right machine cancels the bundle of the other one.
         ahead.send_bundle(key(4), Some(&txs[7]));
         ahead.send_private(&txs[8]);
-        by_ahead += 2;
-        ahead.stored(by_ahead).await;
+        stored_by_ahead += 2;
+        ahead.wait_until_stored(stored_by_ahead).await;
         right.send_bundle(key(4), None);
         right.cancel_private(&txs[8]);
-        by_right += 2;
-        right.stored(by_right).await;
+        stored_by_right += 2;
+        right.wait_until_stored(stored_by_right).await;
         received += 4;
         finish(ahead.publisher).await;
     }
-    let late = builder(&stage, "late", WallClock::ahead_by(Duration::from_secs(70)));
+    let late = builder(&fixture, "late", WallClock::ahead_by(Duration::from_secs(70)));
     for (built, source) in builders.iter().chain([&late]) {
-        until_read(source, received).await;
-        assert_eq!(held(built), expected, "{}", source.stats().received);
+        wait_until_read(source, received).await;
+        assert_eq!(order_hashes(built), expected, "{}", source.stats().received);
     }
     finish(right.publisher).await;
     let sources = builders.into_iter().chain([late]).map(|(_, source)| source);
@@ -209,12 +221,12 @@ async fn builders_agree_and_the_newest_message_wins_whatever_clocks_say() {
     }
 }
 
-/// A burst of replacements at one machine, of which the server gets some after half a second.
+/// A machine sends a burst of replacements, and the server gets some of them half a second late.
 #[tokio::test]
-async fn replacements_of_one_machine_keep_their_sequence_though_some_are_stored_late() {
-    let stage = Stage::new().await;
+async fn replacements_of_one_machine_keep_their_sequence_if_some_are_late() {
+    let fixture = Fixture::new().await;
     let mut published = 0;
-    let url = proxy::before(&stage.server, move |subject| {
+    let url = proxy::start(&fixture.server, move |subject| {
         let is_order = subject.starts_with("mempool.");
         published += usize::from(is_order);
         !is_order || !(5..=8).contains(&published)
@@ -225,31 +237,31 @@ async fn replacements_of_one_machine_keep_their_sequence_though_some_are_stored_
         ..PublisherConfig::new(ServerConfig::new(url), CHAIN, "a")
     };
     let publisher = Publisher::start(&pool, config).expect("a publisher");
-    until_live(&publisher).await;
+    wait_until_live(&publisher).await;
     let machine = Machine { pool, clock: WallClock::default(), publisher };
-    let (built, source) = builder(&stage, "one", WallClock::default());
+    let (built, source) = builder(&fixture, "one", WallClock::default());
     let txs = transactions(74, 10, 0);
     for tx in &txs {
         machine.send_bundle(key(1), Some(tx));
     }
-    machine.stored(10).await;
-    until_read(&source, 10).await;
-    assert_eq!(held(&built), BTreeSet::from([*txs[9].hash()]));
+    machine.wait_until_stored(10).await;
+    wait_until_read(&source, 10).await;
+    assert_eq!(order_hashes(&built), BTreeSet::from([*txs[9].hash()]));
     finish_all([machine.publisher], [source]).await;
 }
 
-/// A cancellation with a nonce of its searcher's, as before, needs no time.
+/// A permanent cancellation needs no time.
 #[tokio::test]
-async fn a_permanent_cancellation_holds_for_a_bundle_of_a_machine_that_is_ahead() {
-    let stage = Stage::new().await;
-    let a = Machine::start(&stage, "a", WallClock::default()).await;
-    let b = Machine::start(&stage, "b", WallClock::ahead_by(HOUR)).await;
-    let (built, source) = builder(&stage, "one", WallClock::default());
+async fn a_permanent_cancellation_holds_against_a_machine_that_is_ahead() {
+    let fixture = Fixture::new().await;
+    let a = Machine::start(&fixture, "a", WallClock::default()).await;
+    let b = Machine::start(&fixture, "b", WallClock::ahead_by(HOUR)).await;
+    let (built, source) = builder(&fixture, "one", WallClock::default());
     a.pool.cancel_bundle(Cancellation { key: key(1), nonce: None, holder: HOLDER, sent_at: None });
-    a.stored(1).await;
+    a.wait_until_stored(1).await;
     b.send_bundle(key(1), Some(&transactions(75, 1, 0)[0]));
-    b.stored(1).await;
-    until_read(&source, 2).await;
-    assert_eq!(held(&built), BTreeSet::new());
+    b.wait_until_stored(1).await;
+    wait_until_read(&source, 2).await;
+    assert_eq!(order_hashes(&built), BTreeSet::new());
     finish_all([a.publisher, b.publisher], [source]).await;
 }

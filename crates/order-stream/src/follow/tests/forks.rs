@@ -1,4 +1,4 @@
-//! Several machines whose nodes disagree, one stream, and a source that has no node.
+//! Heads of several machines whose nodes disagree, on one stream, with a source that has no node.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,19 +14,41 @@ use crate::{
     config::Flow,
     deliver::Deliverer,
     follow::{Follower, Item},
-    tests::{self, deliverer, message, pool},
+    tests::{self, deliverer, message, pool, stored_now},
     wire::Record,
 };
 
-/// A block by its number and its branch. Branch 0 is the trunk; the first block of branch `n` is block `100 + n`.
-type At = (u64, u64);
-
-fn parent((number, branch): At) -> At {
-    (number - 1, if number > 100 + branch { branch } else { 0 })
+/// The id of a block. Branch 0 is the trunk; the first block of branch `n` is block `100 + n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BlockId {
+    number: u64,
+    branch: u64,
 }
 
-fn block(at: At) -> Block {
-    Block::new(tests::head(at.0, at.1, parent(at).1), [])
+impl BlockId {
+    fn new(number: u64, branch: u64) -> Self {
+        Self { number, branch }
+    }
+
+    /// The block at this height of a branch, which is on the trunk below the first block of the
+    /// branch.
+    fn on_branch(number: u64, branch: u64) -> Self {
+        Self { number, branch: if number >= 100 + branch { branch } else { 0 } }
+    }
+
+    fn parent(self) -> Self {
+        let branch = if self.number > 100 + self.branch { self.branch } else { 0 };
+        Self { number: self.number - 1, branch }
+    }
+
+    /// This block and its ancestors down to block 99.
+    fn with_ancestors(self) -> impl Iterator<Item = Self> {
+        std::iter::successors(Some(self), |block| (block.number > 99).then(|| block.parent()))
+    }
+
+    fn block(self) -> Block {
+        Block::new(tests::head(self.number, self.branch, self.parent().branch), [])
+    }
 }
 
 struct Machine {
@@ -34,82 +56,91 @@ struct Machine {
     events: Subscription,
     follower: Follower,
     name: String,
-    at: At,
-    /// What it has not published yet.
-    held: VecDeque<Item>,
+    /// The block that its node stands on.
+    node_head: BlockId,
+    /// The messages that it has not published yet.
+    outbox: VecDeque<Item>,
 }
 
 impl Machine {
-    fn follow(&mut self) {
+    fn read_events(&mut self) {
         while let Some(event) = self.events.try_next() {
             let event = event.expect("no lag");
-            self.held.extend(self.follower.on(&event, &self.pool));
+            self.outbox.extend(self.follower.on_event(&event, &self.pool));
         }
     }
 }
 
 struct Fleet {
     machines: Vec<Machine>,
-    /// The message ids and their numbers.
+    /// The sequence numbers of the stored messages, by their ids.
     stored: HashMap<String, u64>,
     source: Deliverer,
 }
 
 impl Fleet {
-    /// All are at block 100.
-    fn new(machines: usize) -> Self {
+    /// A fleet whose machines all stand on block 100.
+    fn new(machine_count: usize) -> Self {
         let machine = |n: usize| {
             let pool = pool();
-            let (events, follower) = (pool.subscribe_all(), Follower::new(Flow::Public, true));
-            Machine { pool, events, follower, name: n.to_string(), at: (99, 0), held: [].into() }
+            Machine {
+                events: pool.subscribe_all(),
+                pool,
+                follower: Follower::new(Flow::Public, true),
+                name: n.to_string(),
+                node_head: BlockId::new(99, 0),
+                outbox: VecDeque::new(),
+            }
         };
-        let machines: Vec<_> = (0..machines).map(machine).collect();
+        let machines: Vec<_> = (0..machine_count).map(machine).collect();
         let mut fleet = Self { machines, stored: HashMap::new(), source: deliverer(true) };
-        (0..fleet.machines.len()).for_each(|n| fleet.tell(n, (100, 0)));
+        for n in 0..machine_count {
+            fleet.move_and_publish(n, BlockId::new(100, 0));
+        }
         fleet
     }
 
-    /// A machine's node goes to a block, by all that are new to it, unless it stands on a child of that block.
-    fn go(&mut self, n: usize, to: At) {
+    /// Moves a machine's node to a block, through all blocks that are new to it. Does nothing if
+    /// the node stands on that block or above it.
+    fn move_node(&mut self, n: usize, target: BlockId) {
         let machine = &mut self.machines[n];
-        let ancestors =
-            |at: At| std::iter::successors(Some(at), |at| (at.0 > 99).then(|| parent(*at)));
-        if ancestors(machine.at).any(|at| at == to) {
+        let old: Vec<_> = machine.node_head.with_ancestors().collect();
+        if old.contains(&target) {
             return;
         }
         let new: Vec<_> =
-            ancestors(to).take_while(|at| !ancestors(machine.at).any(|old| old == *at)).collect();
-        for at in new.into_iter().rev() {
-            machine.pool.on_head(block(at));
-            machine.follow();
+            target.with_ancestors().take_while(|block| !old.contains(block)).collect();
+        for block in new.into_iter().rev() {
+            machine.pool.on_head(block.block());
+            machine.read_events();
         }
-        machine.at = to;
+        machine.node_head = target;
     }
 
-    /// A machine publishes one message. Returns whether it had any.
-    fn publish(&mut self, n: usize) -> bool {
-        let Machine { pool, follower, name, held, .. } = &mut self.machines[n];
-        let Some(item) = held.pop_front() else { return false };
+    /// Lets a machine publish one message. Returns whether it had any.
+    fn publish_one(&mut self, n: usize) -> bool {
+        let Machine { pool, follower, name, outbox, .. } = &mut self.machines[n];
+        let Some(item) = outbox.pop_front() else { return false };
         let encoded = item.encode(std::time::Instant::now()).expect("a message");
         let mut id = alloy_primitives::hex::encode(encoded.id);
-        id.push_str(&item.suffix(name).unwrap_or_default());
+        id.push_str(&item.message_id_suffix(name).unwrap_or_default());
         let next = self.stored.len() as u64 + 1;
         let sequence = *self.stored.entry(id.clone()).or_insert(next);
-        held.extend(follower.acknowledged(&item, sequence, pool));
+        outbox.extend(follower.on_stored(&item, sequence, pool));
         if sequence == next {
-            let times = crate::tests::stored_now(SystemTime::UNIX_EPOCH);
-            self.source.message(&message(&id, encoded.payload), times);
+            let times = stored_now(SystemTime::UNIX_EPOCH);
+            self.source.deliver(&message(&id, encoded.payload), times);
         }
         true
     }
 
-    /// The same, and the machine publishes it and all that it holds.
-    fn tell(&mut self, n: usize, to: At) {
-        self.go(n, to);
-        while self.publish(n) {}
+    /// Moves a machine's node to a block, and lets the machine publish everything.
+    fn move_and_publish(&mut self, n: usize, target: BlockId) {
+        self.move_node(n, target);
+        while self.publish_one(n) {}
     }
 
-    fn head(&self) -> Option<Head> {
+    fn source_head(&self) -> Option<Head> {
         self.source.pool.head()
     }
 }
@@ -120,74 +151,78 @@ fn a_head_of_two_machines_on_one_chain_is_stored_once() {
     let before = fleet.stored.len();
     for number in 101..=110 {
         let first = usize::from(number % 2 == 0);
-        fleet.tell(first, (number, 0));
-        fleet.tell(1 - first, (number, 0));
+        fleet.move_and_publish(first, BlockId::new(number, 0));
+        fleet.move_and_publish(1 - first, BlockId::new(number, 0));
     }
-    // The second is three blocks behind for a while.
-    (111..=120).for_each(|number| fleet.tell(0, (number, 0)));
-    (111..=120).for_each(|number| fleet.tell(1, (number, 0)));
+    // The second machine is some blocks behind for a while.
+    for n in 0..2 {
+        for number in 111..=120 {
+            fleet.move_and_publish(n, BlockId::new(number, 0));
+        }
+    }
     assert_eq!(fleet.stored.len(), before + 20);
 }
 
-/// What is below the branching is not published again: builders would take it for a chain of its own. What comes back is
-/// no duplicate of what the stream has stored.
-#[test]
-fn a_reorg_publishes_the_blocks_of_the_new_branch_alone_and_a_flip_back_those_of_the_old_one() {
-    let mut fleet = Fleet::new(1);
-    let check = |fleet: &mut Fleet, expected: RangeInclusive<u64>| {
-        let before = fleet.stored.len();
-        let number = |item: &Item| match &item.record {
-            Record::Head(record) => record.head.number,
-            other => panic!("{other:?}"),
-        };
-        assert!(fleet.machines[0].held.iter().map(number).eq(expected.clone()), "{expected:?}");
-        while fleet.publish(0) {}
-        assert_eq!(fleet.stored.len(), before + expected.count(), "a duplicate");
+/// Checks that the first machine publishes the heads of these numbers, and that the stream stores
+/// each of them.
+fn check_published(fleet: &mut Fleet, expected: RangeInclusive<u64>) {
+    let before = fleet.stored.len();
+    let number = |item: &Item| match &item.record {
+        Record::Head(record) => record.head.number,
+        other => panic!("{other:?}"),
     };
-    for (to, expected) in [
-        ((104, 0), 101..=104),
-        ((104, 4), 104..=104),
-        ((105, 3), 103..=105),
-        ((105, 0), 103..=105),
-        ((105, 3), 103..=105),
-    ] {
-        fleet.go(0, to);
-        check(&mut fleet, expected);
+    assert!(fleet.machines[0].outbox.iter().map(number).eq(expected.clone()), "{expected:?}");
+    while fleet.publish_one(0) {}
+    assert_eq!(fleet.stored.len(), before + expected.count(), "a duplicate");
+}
+
+/// Blocks below the branching are not published again, because builders would take them for another
+/// chain. Blocks that come back must not be duplicates of those that the stream has stored.
+#[test]
+fn a_reorg_publishes_only_the_blocks_of_the_new_branch() {
+    let mut fleet = Fleet::new(1);
+    for (number, branch, expected) in
+        [(104, 0, 101..=104), (104, 4, 104..=104), (105, 3, 103..=105), (105, 0, 103..=105)]
+    {
+        fleet.move_node(0, BlockId::new(number, branch));
+        check_published(&mut fleet, expected);
     }
-    // The return comes while nothing can be published.
+    fleet.move_node(0, BlockId::new(105, 3));
+    check_published(&mut fleet, 103..=105);
+    // The machine comes back to the trunk while nothing can be published.
     let machine = &mut fleet.machines[0];
-    (103..=106).for_each(|number| _ = machine.pool.on_head(block((number, 0))));
+    for number in 103..=106 {
+        machine.pool.on_head(BlockId::new(number, 0).block());
+    }
     machine.events = machine.pool.subscribe_all();
-    machine.follow();
-    check(&mut fleet, 103..=106);
+    machine.read_events();
+    check_published(&mut fleet, 103..=106);
 }
 
 proptest! {
-    /// A head that was told before its machine came back to it was dropped as a duplicate, and the
-    /// builder stood on the block before. And a builder that had forgotten the branching took the
-    /// first block of a branch for an old one.
+    /// The stream dropped as a duplicate a head that was published before its machine came back to
+    /// it, and the builder stood on the block before. A builder that had forgotten the branching
+    /// took the first block of a branch for an old one.
     #[test]
-    fn a_builder_stands_where_all_machines_do_as_soon_as_they_agree(
+    fn a_builder_reaches_the_head_on_which_all_machines_agree(
         steps in prop::collection::vec((0..3_usize, 0..3_u64, 101..106_u64, any::<bool>()), 1..40),
-        last in (0..3_u64, 104..107_u64),
-        order in Just([0, 1, 2]).prop_shuffle(),
+        (final_branch, final_number) in (0..3_u64, 104..107_u64),
+        machine_order in Just([0, 1, 2]).prop_shuffle(),
     ) {
         let mut fleet = Fleet::new(3);
-        let at = |branch, number: u64| (number, if number >= 100 + branch { branch } else { 0 });
-        let agreed = at(last.0, last.1);
-        for (n, branch, number, is_told) in steps {
-            // Nobody is above the block on which they agree.
-            let to = at(branch, number);
-            if branch != last.0 || number <= agreed.0 {
-                fleet.go(n, to);
+        let agreed = BlockId::on_branch(final_number, final_branch);
+        for (n, branch, number, publishes) in steps {
+            // No machine goes above the block on which they agree.
+            if branch != final_branch || number <= agreed.number {
+                fleet.move_node(n, BlockId::on_branch(number, branch));
             }
-            if is_told {
-                fleet.publish(n);
+            if publishes {
+                fleet.publish_one(n);
             }
         }
-        for n in order {
-            fleet.tell(n, agreed);
+        for n in machine_order {
+            fleet.move_and_publish(n, agreed);
         }
-        prop_assert_eq!(fleet.head(), Some(block(agreed).head));
+        prop_assert_eq!(fleet.source_head(), Some(agreed.block().head));
     }
 }
