@@ -107,6 +107,9 @@ pub struct NodeConfig {
     /// Whether blocks are executed, so that balances, nonces, code and storage can be requested at
     /// each recent block. Costs about 15 us of CPU time for each mined transaction. Default no.
     pub state: bool,
+    /// Whether `eth_getBalance` answers a million ether for every account while no state is kept.
+    /// Default no: it answers with an error.
+    pub answers_balances: bool,
     /// How many of a thousand transactions of the paced load reach one of
     /// [`listed`](crate::workload::listed). Default 0.
     pub listed_per_mille: u32,

@@ -89,3 +89,11 @@ fn without_state_only_requests_for_nonces_are_answered() {
     assert_eq!(client.result("eth_getTransactionCount", json!([sender, "pending"])), "0x1");
     assert_eq!(client.result("eth_getTransactionCount", json!([sender, "latest"])), "0x0");
 }
+
+#[test]
+fn without_state_every_account_can_have_a_million_ether() {
+    let (_dir, _node, mut client) =
+        connected(|config| NodeConfig { answers_balances: true, ..config });
+    let balance = quantity(&mut client, "eth_getBalance", Address::ZERO, &json!("latest"));
+    assert_eq!(balance, U256::from(10).pow(U256::from(24)));
+}
