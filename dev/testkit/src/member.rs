@@ -13,11 +13,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use alloy_eips::eip7594::BlobTransactionSidecarVariant;
 use alloy_primitives::{Address, B256, hex};
 use async_nats::{Client, HeaderMap};
 use futures::StreamExt as _;
 use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, OrderPool, OrderRpcConfig, PoolConfig,
+    FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderPool, OrderRpcConfig,
+    PoolConfig,
     load_control::{GateConfig, Limit},
     order_pool::{Event, Order, Origin, Transaction, Upkeep, UpkeepConfig},
     txpool_fetcher::{Announcements, Endpoint, SourceState, StartPolicy},
@@ -41,7 +43,7 @@ use crate::{
     bench::pace,
     ingest::roomy,
     process::{Process, reply, run_as, serve},
-    usage::{bound_resources, now_ns, peak_resident_bytes, process_cpu, resident_bytes},
+    usage::{bound_open_files, now_ns, peak_resident_bytes, process_cpu, resident_bytes},
 };
 
 const ROLE: &str = "__member";
@@ -78,6 +80,9 @@ const ACCEPTED_BYTES: usize = 24;
 /// How long each part may take to stop.
 const STOPPED: Duration = Duration::from_secs(5);
 
+/// The bytes of the node's share with [`Setup::SmallNodeShare`].
+pub const SMALL_NODE_SHARE_BYTES: usize = 32 << 20;
+
 /// The sizes and limits of the machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Setup {
@@ -91,6 +96,10 @@ pub enum Setup {
     NoGate,
     /// Room for all transactions of a run.
     Roomy,
+    /// The node is asked about the accounts of senders.
+    NodeAdmission,
+    /// The node's share has [`SMALL_NODE_SHARE_BYTES`].
+    SmallNodeShare,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -130,8 +139,8 @@ enum Request {
     Insert(Option<u32>),
     /// Publish the signed transactions as bare messages on these servers, this many per second.
     Send(Vec<String>, u32),
-    /// Refuse further files and threads to the process, or permit them again.
-    RefuseResources(bool),
+    /// Refuse further files to the process, or permit them again.
+    RefuseFiles(bool),
     Finish,
 }
 
@@ -170,6 +179,8 @@ pub struct Report {
     pub live_sources: Vec<bool>,
     /// Whether all sources and publishers are live.
     pub is_ready: bool,
+    /// The blob transactions that the builder has with the proofs of EIP-4844.
+    pub old_sidecars: Vec<B256>,
 }
 
 impl Report {
@@ -221,9 +232,9 @@ impl Member {
         Ok(kill(Pid::from_raw(self.0.id() as i32), signal)?)
     }
 
-    /// Makes the kernel refuse further files and threads to the process, or permit them again.
-    pub fn refuse_resources(&mut self, is_refused: bool) -> io::Result<()> {
-        self.0.request(&Request::RefuseResources(is_refused))
+    /// Makes the kernel refuse further files to the process, or permit them again.
+    pub fn refuse_files(&mut self, is_refused: bool) -> io::Result<()> {
+        self.0.request(&Request::RefuseFiles(is_refused))
     }
 
     /// Shuts the member down, after it has published all accepted orders. Returns the orders that
@@ -275,6 +286,8 @@ struct View {
     accepted: usize,
     /// The size of each order, in bytes.
     live: HashMap<B256, usize>,
+    /// Blob transactions with the proofs of EIP-4844.
+    old_sidecars: HashSet<B256>,
     is_current: bool,
     /// A report waits, so a slow builder must not pause.
     is_asked: bool,
@@ -312,8 +325,8 @@ fn respond() -> io::Result<()> {
             reply(rpc.map(|rpc| rpc.local_addr()))
         }
         Request::Look => reply(look(&parts, &view)),
-        Request::RefuseResources(is_refused) => {
-            bound_resources(is_refused.then(|| entries("/proc/self/fd") as u64))?;
+        Request::RefuseFiles(is_refused) => {
+            bound_open_files(is_refused.then(|| entries("/proc/self/fd") as u64))?;
             reply(())
         }
         Request::Progress => reply(progress(&parts, &view)),
@@ -393,6 +406,9 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
         (pool.max_external_txs, pool.max_bundles, pool.max_cancellations) = (CAP, CAP, CAP);
         pool.log_bytes = LOG_BYTES;
     }
+    if config.setup == Setup::SmallNodeShare {
+        pool.max_tx_bytes = SMALL_NODE_SHARE_BYTES;
+    }
     if config.is_slow {
         pool.log_events = 1_024;
     }
@@ -412,6 +428,9 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
         let mut host = IngestConfig::new(fetcher, pool);
         if config.setup == Setup::NoGate {
             host.gate = GateConfig { requests: Limit::Unlimited, ..GateConfig::default() };
+        }
+        if config.setup == Setup::NodeAdmission {
+            host.node_admission = Some(NodeAdmissionConfig::default());
         }
         let mut ingest = Ingest::start(host).await?;
         if let Some(known) = &config.rpc {
@@ -483,6 +502,7 @@ fn follow(pool: &OrderPool, view: &Mutex<View>, is_slow: bool) {
             Some(Err(lagged)) => {
                 events.resync();
                 view.live.clear();
+                view.old_sidecars.clear();
                 view.seen.push((seen_at, Seen::Resync(lagged.missed), B256::ZERO));
             }
             None => {}
@@ -507,10 +527,16 @@ impl View {
             Event::Added(order) => {
                 self.accepted += 1;
                 self.live.insert(*order.id().hash(), order.size_bytes());
+                if let Order::Tx(tx) = &*order
+                    && matches!(tx.sidecar(), Some(BlobTransactionSidecarVariant::Eip4844(_)))
+                {
+                    self.old_sidecars.insert(*tx.hash());
+                }
                 (Seen::Added, content(&order))
             }
             Event::Removed { order, reason } => {
                 self.live.remove(order.id().hash());
+                self.old_sidecars.remove(order.id().hash());
                 (Seen::Removed(format!("{reason:?}")), content(&order))
             }
             Event::Head(head) => (Seen::Head(head.number), head.hash),
@@ -554,6 +580,7 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
         if is_settled || Instant::now() > deadline {
             view.is_asked = false;
             report.seen = std::mem::take(&mut view.seen);
+            report.old_sidecars = view.old_sidecars.iter().copied().collect();
             break;
         }
     }

@@ -92,14 +92,11 @@ pub fn allow_open_files(count: u64) -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(count.min(hard)), hard)?)
 }
 
-/// Limits the open files of this process to `open_files`, and its threads to those that run; `None`
-/// removes both limits, as far as the hard limits permit. For root, Linux limits only the files.
-pub fn bound_resources(open_files: Option<u64>) -> io::Result<()> {
-    let (_, most_files) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let (_, most_threads) = getrlimit(Resource::RLIMIT_NPROC)?;
-    let threads = if open_files.is_some() { 0 } else { most_threads };
-    setrlimit(Resource::RLIMIT_NPROC, threads, most_threads)?;
-    Ok(setrlimit(Resource::RLIMIT_NOFILE, open_files.unwrap_or(most_files), most_files)?)
+/// Limits the open files of this process to `count`; `None` removes the limit, as far as the hard
+/// limit permits.
+pub fn bound_open_files(count: Option<u64>) -> io::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, count.unwrap_or(hard), hard)?)
 }
 
 /// Returns `CLOCK_MONOTONIC` in nanoseconds, which is the same in all processes of the machine.

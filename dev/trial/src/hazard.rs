@@ -1,5 +1,5 @@
-//! What strikes only when it is asked for by name (`--hazards`): worlds in which the product does not keep all its promises
-//! yet. Each moves into [`World::from_seed`] once it does.
+//! Incidents that are drawn besides those of [`World::from_seed`], by kind (`--hazards`):
+//! half-broken nodes, wrong clocks, starved machines, and what else a laboratory does not have.
 
 use std::time::Duration;
 
@@ -12,29 +12,34 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{
     attack::{Addresses, Attack},
-    clock::ClockFault,
-    world::{What, World},
+    host::ClockFault,
+    world::{Incident, World, random_ms},
 };
 
-/// A kind of world, or of question.
+/// A kind of incidents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Hazard {
     /// Half-broken nodes.
     Nodes,
+    /// A node that restarts with another genesis.
+    Genesis,
     /// Clocks that step or drift.
     Clocks,
     /// Files and threads that the kernel refuses for a while.
     Resources,
+    /// Servers of the fleet that hang, are cut off, or have a full disk.
+    Servers,
     /// The attacks of strangers that [`Attack::AHEAD`] lists.
     Strangers,
-    /// The questions of [`crate::run`]'s `questions` module.
-    Questions,
 }
 
 impl Hazard {
-    /// As it is given on the command line.
+    /// The kinds under which the product keeps all its promises: they are drawn by default.
+    pub(crate) const DEFAULT: [Self; 0] = [];
+
+    /// Returns its name on the command line.
     pub(crate) fn name(&self) -> String {
-        let value = self.to_possible_value().expect("none is skipped");
+        let value = self.to_possible_value().expect("no kind is skipped");
         value.get_name().to_owned()
     }
 }
@@ -42,23 +47,27 @@ impl Hazard {
 /// How a node is half broken for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeQuirk {
-    /// `null` to raw requests for so long after each announcement.
+    /// Raw requests are answered `null` for this long after each announcement.
     Null(Duration),
-    /// Every answer is so late.
+    /// Every answer is this late.
     Late(Duration),
-    /// Answers come in reverse order, within so long.
+    /// The answers of each period of this length come in reverse order.
     Reversed(Duration),
-    /// No answer at all, or none with a raw transaction, while announcements go on.
+    /// No request is answered, while announcements go on.
     Mute,
+    /// No request for a raw transaction is answered.
     NoRaw,
-    /// No announcement of a kind, while requests are answered.
+    /// Nothing of this kind is announced, while requests are answered.
     Silent(Topic),
     /// Blob transactions are incomplete for two seconds.
     Blobs(IncompleteForm),
+    /// Raw transactions come in an RLP string.
     Wrapped,
+    /// The ids of answers are texts.
     TextIds,
+    /// Every answer comes twice.
     Twice,
-    /// Errors instead of the list of the pool.
+    /// The request for the pool's list is answered with an error.
     NoList,
 }
 
@@ -113,75 +122,89 @@ impl NodeQuirk {
 }
 
 impl World {
-    /// The same with what the hazards add, drawn from the seed too, between what strikes anyway.
+    /// Returns the same world with incidents of these kinds between its own. They are drawn from
+    /// the seed too; the world's own stay as they are.
     pub(crate) fn with_hazards(mut self, hazards: &[Hazard]) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed.rotate_left(17) ^ 0x53);
-        let mut at = Duration::from_secs(7);
+        let mut time = Duration::from_secs(7);
         let mut round = Vec::new();
-        while at < self.quiet_from() {
+        while time < self.quiet_from() {
             if round.is_empty() {
-                round = self.hazardous(hazards, &mut rng);
+                for hazard in hazards {
+                    self.draw_hazard(*hazard, &mut rng, &mut round);
+                }
                 round.shuffle(&mut rng);
             }
-            // The questions alone add nothing.
-            let Some(what) = round.pop() else { break };
-            self.timeline.push((at, what));
-            at += Duration::from_millis(rng.random_range(4_000..=12_000));
+            let Some(incident) = round.pop() else { break };
+            self.timeline.push((time, incident));
+            time += random_ms(&mut rng, 4_000, 12_000);
         }
-        self.timeline.sort_by_key(|(at, _)| *at);
-        self.asks_more = hazards.contains(&Hazard::Questions);
+        self.timeline.sort_by_key(|(time, _)| *time);
         self
     }
 
-    /// One of each, with values of this draw.
-    fn hazardous(&self, hazards: &[Hazard], rng: &mut ChaCha8Rng) -> Vec<What> {
-        let mut kinds = Vec::new();
-        for hazard in hazards {
-            match hazard {
-                Hazard::Nodes => {
-                    for quirk in NodeQuirk::all() {
-                        let time = Duration::from_millis(rng.random_range(2_000..=12_000));
-                        let node = rng.random_range(0..self.nodes);
-                        kinds.push(What::Quirk { node, quirk, time });
-                    }
-                    for topic in [Topic::Hashes, Topic::Objects, Topic::Heads] {
-                        let ended = Fault::EndSubscriptions { topic, notifies: rng.random() };
-                        kinds.push(What::Node(rng.random_range(0..self.nodes), ended));
-                    }
-                    for line in OddLine::ALL {
-                        let odd = Fault::SendLine { target: Target::All, line };
-                        kinds.push(What::Node(rng.random_range(0..self.nodes), odd));
-                    }
+    /// Draws one incident of each sort of a kind.
+    fn draw_hazard(&self, hazard: Hazard, rng: &mut ChaCha8Rng, round: &mut Vec<Incident>) {
+        let random_node = |rng: &mut ChaCha8Rng| rng.random_range(0..self.nodes);
+        match hazard {
+            Hazard::Nodes => {
+                for quirk in NodeQuirk::all() {
+                    let time = random_ms(rng, 2_000, 12_000);
+                    round.push(Incident::Quirk { node: random_node(rng), quirk, time });
                 }
-                Hazard::Clocks => {
-                    let steps = [-3_600_000, -70_000, -5_000, 2_000, 60_000, 3_600_000];
-                    let drifts = [-50, 50];
-                    let faults = steps.map(ClockFault::Step).into_iter();
-                    for fault in faults.chain(drifts.map(ClockFault::Drift)) {
-                        let member = rng.random_range(0..self.members.len());
-                        let time = Duration::from_millis(rng.random_range(3_000..=20_000));
-                        kinds.push(What::Clock { member, fault, time });
-                    }
+                for topic in [Topic::Hashes, Topic::Objects, Topic::Heads] {
+                    let ended = Fault::EndSubscriptions { topic, notifies: rng.random() };
+                    round.push(Incident::Node(random_node(rng), ended));
                 }
-                Hazard::Resources => {
+                for line in OddLine::ALL {
+                    let odd_line = Fault::SendLine { target: Target::All, line };
+                    round.push(Incident::Node(random_node(rng), odd_line));
+                }
+            }
+            // The heads of a fleet come from one machine, for which another chain is another fleet.
+            Hazard::Genesis if self.has_fleet => {}
+            Hazard::Genesis => {
+                let (node, time) = (random_node(rng), random_ms(rng, 3_000, 12_000));
+                round.push(Incident::OtherGenesis { node, time });
+            }
+            Hazard::Clocks => {
+                let steps = [-3_600_000, -70_000, -5_000, 2_000, 60_000, 3_600_000];
+                let drifts = [-50, 50].map(ClockFault::Drift);
+                for fault in steps.map(ClockFault::Step).into_iter().chain(drifts) {
                     let member = rng.random_range(0..self.members.len());
-                    let time = Duration::from_millis(rng.random_range(500..=5_000));
-                    kinds.push(What::RefuseResources { member, time });
+                    let time = random_ms(rng, 3_000, 20_000);
+                    round.push(Incident::Clock { member, fault, time });
                 }
-                Hazard::Strangers => {
-                    let ingests = self.members.iter().filter(|member| member.has_rpc).count();
-                    for (attack, ..) in Attack::AHEAD {
-                        let member = rng.random_range(0..ingests);
-                        let time = Duration::from_millis(rng.random_range(4_000..=12_000));
-                        let all = [Addresses::Ipv4(8), Addresses::Ipv4(256), Addresses::Ipv6Prefix];
-                        let addresses = all[rng.random_range(0..all.len())];
-                        kinds.push(What::Attack { attack, member, time, addresses });
-                    }
+            }
+            Hazard::Resources => {
+                let member = rng.random_range(0..self.members.len());
+                let time = random_ms(rng, 500, 5_000);
+                round.push(Incident::RefuseResources { member, time });
+            }
+            Hazard::Servers if self.has_fleet => {
+                for leader in [true, false] {
+                    let time = random_ms(rng, 1_000, 15_000);
+                    round.push(Incident::StopServer { leader, time });
                 }
-                Hazard::Questions => {}
+                let server = rng.random_range(0..3);
+                round.extend([
+                    Incident::CutServer { server, time: random_ms(rng, 1_000, 15_000) },
+                    Incident::ResetServer { server },
+                    Incident::FillDisk { server, time: random_ms(rng, 2_000, 12_000) },
+                ]);
+            }
+            Hazard::Servers => {}
+            Hazard::Strangers => {
+                let ingests = self.members.iter().filter(|member| member.has_rpc).count();
+                for (attack, ..) in Attack::AHEAD {
+                    let member = rng.random_range(0..ingests);
+                    let time = random_ms(rng, 4_000, 12_000);
+                    let all = [Addresses::Ipv4(8), Addresses::Ipv4(256), Addresses::Ipv6Prefix];
+                    let addresses = all[rng.random_range(0..all.len())];
+                    round.push(Incident::Attack { attack, member, time, addresses });
+                }
             }
         }
-        kinds
     }
 }
 
@@ -190,13 +213,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hazards_add_to_a_world_what_a_seed_draws_and_leave_the_rest_as_it_is() {
-        let lasts = Duration::from_mins(4);
-        let plain = World::from_seed(7, lasts, None);
+    fn hazards_add_incidents_and_leave_the_others_as_they_are() {
+        let duration = Duration::from_mins(4);
+        let plain = World::from_seed(7, duration, Some(true));
         let more = plain.clone().with_hazards(Hazard::value_variants());
         let added = more.timeline.iter().filter(|entry| !plain.timeline.contains(entry)).count();
         assert!(added > 20 && more.timeline.len() == plain.timeline.len() + added);
-        let again = World::from_seed(7, lasts, None).with_hazards(Hazard::value_variants());
+        let again =
+            World::from_seed(7, duration, Some(true)).with_hazards(Hazard::value_variants());
         assert_eq!(again.timeline, more.timeline);
         assert_eq!(plain.clone().with_hazards(&[]).timeline, plain.timeline);
         for quirk in NodeQuirk::all() {

@@ -1,12 +1,17 @@
-//! The whole system under everything that can go wrong, from one seed, judged by what the builders have.
+//! The whole system under everything that can go wrong, from one seed, judged by what the builders
+//! hold.
 //!
-//! `cargo run --release -p trial -- --seed 7 --minutes 2`
+//! `cargo run --release -p trial -- --seed 7 --minutes 2` runs the world of a seed: [`world`] draws
+//! nodes, members and incidents, [`run`] lets them happen, and [`oracle`] judges before each head
+//! what every builder holds. [`scenario`] runs the attacks on an RPC port at full size instead.
 
 mod attack;
-mod clock;
+mod builder_view;
+mod fleet;
+mod growth;
 mod hazard;
-mod mirror;
-mod net;
+mod host;
+mod link;
 mod network;
 mod oracle;
 mod picture;
@@ -15,6 +20,7 @@ mod run;
 mod scenario;
 mod searchers;
 mod shrink;
+mod story;
 mod world;
 
 use std::{
@@ -27,66 +33,77 @@ use std::{
 use clap::Parser;
 use testkit::{member::Member, process::run_as};
 
-use crate::{hazard::Hazard, world::World};
+use crate::{hazard::Hazard, oracle::Breach, world::World};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// The open files that this process and its children may have: two addresses of an attacker hold as
+/// many connections as the server lets them.
+const MAX_OPEN_FILES: u64 = 8_192;
+
+/// The most violations that are printed.
+const MAX_PRINTED: usize = 5;
+
 #[derive(Debug, Parser)]
 #[command(about = "The whole system under everything that can go wrong, from one seed")]
 struct Args {
+    /// The seed of the world [default: a random one].
     #[arg(long)]
     seed: Option<u64>,
+    /// The length of the run, in minutes.
     #[arg(long, default_value_t = 2.0)]
     minutes: f64,
-    /// Whether the world has a fleet on NATS servers; else the seed decides.
+    /// Whether the world has a fleet on NATS servers [default: the seed decides].
     #[arg(long)]
     fleet: Option<bool>,
-    /// Also what the product does not keep all its promises under yet, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',')]
+    /// Kinds of further incidents, separated by commas; none if empty.
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 0..=1, default_values_t = Hazard::DEFAULT)]
     hazards: Vec<Hazard>,
-    /// With anvil and geth beside the mock nodes, each read by a builder of its own; needs them installed, see
+    /// Run anvil and geth too, each read by a builder of its own. They must be installed, see
     /// scripts/real-nodes.sh.
     #[arg(long)]
     real: bool,
-    /// Print what would strike when, each with its number, and end.
+    /// Print the world and its incidents with their numbers, and exit.
     #[arg(long)]
     list: bool,
-    /// Of that list only the entries with these numbers, as 3,17; none without a number.
+    /// Only the incidents with these numbers, as 3,17; none if empty.
     #[arg(long, value_delimiter = ',', num_args = 0..=1)]
     only: Option<Vec<usize>>,
-    /// Print only what is wrong and the summary.
+    /// Print only violations and the summary.
     #[arg(long)]
     quiet: bool,
-    /// When something is wrong, leave out one entry after the other, and print the shortest list that still shows it.
+    /// After a violation, look for the shortest list of incidents that still shows it.
     #[arg(long)]
     shrink: bool,
-    /// Draw the run into this file, as SVG.
+    /// Draw the run into this SVG file.
     #[arg(long)]
     picture: Option<PathBuf>,
-    /// Instead: the attacks on an RPC port whose names contain this, one by one at full size.
+    /// Run the scenarios whose names contain this instead, one by one at full size.
     #[arg(long, value_name = "NAME")]
     scenario: Vec<String>,
-    /// All of them.
+    /// Run all scenarios.
     #[arg(long)]
     scenarios: bool,
-    /// Of scenarios: also those in which not all is kept yet that is promised.
+    /// With --scenarios: also those under which the product may not keep all its promises yet.
     #[arg(long)]
     ahead: bool,
-    /// Of scenarios: each for a moment.
+    /// With --scenarios: run each for a moment only.
     #[arg(long)]
     test: bool,
 }
 
-/// A thread that panics ends the run by itself.
+/// Locks a mutex. A thread that panics ends the run by itself, so a poisoned value is never used
+/// long.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn main() -> ExitCode {
-    let ended = Member::run_if_child().or_else(|| run_as(attack::ROLE, attack::respond));
-    ended.unwrap_or_else(|| match trial(&Args::parse()) {
-        Ok(code) => code,
+    let child = Member::run_if_child().or_else(|| run_as(attack::ROLE, attack::respond));
+    child.unwrap_or_else(|| match trial(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(2)
@@ -94,64 +111,71 @@ fn main() -> ExitCode {
     })
 }
 
-fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
-    // Of all processes, which inherit it: two addresses of an attacker hold as many connections as they get.
-    testkit::usage::allow_open_files(8_192)?;
+/// Runs what the arguments ask for. Returns whether all promises were kept.
+fn trial(args: &Args) -> Result<bool, run::Failure> {
+    testkit::usage::allow_open_files(MAX_OPEN_FILES)?;
     if args.scenarios || !args.scenario.is_empty() {
-        let is_right = scenario::run_all(&args.scenario, args.test, args.ahead)?;
-        return Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        return scenario::run_all(&args.scenario, args.test, args.ahead);
     }
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..100_000));
-    let mut world =
-        World::from_seed(seed, Duration::from_secs_f64(args.minutes * 60.0), args.fleet);
+    let duration = Duration::from_secs_f64(args.minutes * 60.0);
+    let mut world = World::from_seed(seed, duration, args.fleet);
     if args.real {
         world = world.with_real();
     }
     world = world.with_hazards(&args.hazards);
+    let kept = kept_entries(args, &world)?;
+    if args.list {
+        println!("{:#?}", world.only(&kept));
+        world.print_timeline(&kept);
+        return Ok(true);
+    }
+    let result = run::run(&world.only(&kept), args.quiet)?;
+    for violation in result.violations.iter().take(MAX_PRINTED) {
+        println!(
+            "VIOLATION, seed {seed}, member {}: {:?} {}\n{}",
+            violation.member, violation.breach, violation.hash, violation.story
+        );
+    }
+    if let Some(path) = &args.picture {
+        picture::draw(path, &result)?;
+    }
+    println!("{}", result.summary);
+    if let (true, Some(violation)) = (args.shrink, result.violations.first()) {
+        // An incident after the violation is not its cause.
+        let found_at = result.heads.last().map_or(world.duration, |head| head.time);
+        let before = kept.into_iter().filter(|number| world.timeline[*number].0 <= found_at);
+        shrink_and_print(args, &world, before.collect(), violation.breach);
+    }
+    Ok(result.violations.is_empty())
+}
+
+/// Returns the numbers of the entries that are run, in order and each once.
+fn kept_entries(args: &Args, world: &World) -> Result<Vec<usize>, run::Failure> {
     let entries = world.timeline.len();
     let mut kept = args.only.clone().unwrap_or_else(|| (0..entries).collect());
     if let Some(number) = kept.iter().find(|number| **number >= entries) {
         return Err(format!("--only {number}: there are {entries} entries, from 0 on").into());
     }
-    // They strike in the order of the list.
     kept.sort_unstable();
     kept.dedup();
-    if args.list {
-        println!("{:#?}", world.only(&kept));
-        world.print_timeline(&kept);
-        return Ok(ExitCode::SUCCESS);
-    }
-    let outcomes = run::run(&world.only(&kept), args.quiet)?;
-    for violation in outcomes.violations.iter().take(5) {
-        println!(
-            "VIOLATION, seed {seed}, member {}: {:?} {}\n{}",
-            violation.member, violation.wrong, violation.hash, violation.text
-        );
-    }
-    if let Some(path) = &args.picture {
-        picture::draw(path, &outcomes)?;
-    }
-    println!("{}", outcomes.summary);
-    if let (true, Some(violation)) = (args.shrink, outcomes.violations.first()) {
-        // What came after it is not its cause.
-        let found = outcomes.heads.last().map_or(world.lasts, |head| head.at);
-        kept.retain(|number| world.timeline[*number].0 <= found);
-        let kept = shrink::shrink(&world, kept, violation.wrong);
-        println!("{:?} is still shown by these:", violation.wrong);
-        world.print_timeline(&kept);
-        let hazards: Vec<_> = args.hazards.iter().map(Hazard::name).collect();
-        let hazards = match &hazards[..] {
-            [] => String::new(),
-            names => format!(" --hazards {}", names.join(",")),
-        };
-        let numbers: Vec<_> = kept.iter().map(usize::to_string).collect();
-        println!(
-            "cargo run --release -p trial -- --seed {seed} --minutes {} --fleet {}{}{hazards} --only {}",
-            args.minutes,
-            world.has_fleet,
-            if args.real { " --real" } else { "" },
-            numbers.join(",")
-        );
-    }
-    Ok(if outcomes.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(kept)
+}
+
+/// Prints the shortest list of entries that shows a breach, and the command that runs it.
+fn shrink_and_print(args: &Args, world: &World, kept: Vec<usize>, breach: Breach) {
+    let kept = shrink::shrink(world, kept, breach);
+    println!("{breach:?} is still shown by these:");
+    world.print_timeline(&kept);
+    let hazards: Vec<_> = args.hazards.iter().map(Hazard::name).collect();
+    let numbers: Vec<_> = kept.iter().map(usize::to_string).collect();
+    println!(
+        "cargo run --release -p trial -- --seed {} --minutes {} --fleet {}{} --hazards {} --only {}",
+        world.seed,
+        args.minutes,
+        world.has_fleet,
+        if args.real { " --real" } else { "" },
+        hazards.join(","),
+        numbers.join(",")
+    );
 }

@@ -1,17 +1,17 @@
-//! A run as a picture: what struck, what came in and is there, and how late it was.
+//! Draws a run: its incidents, the orders that came in and that builders held, and the latency.
 
 use std::path::Path;
 
 use plotters::{coord::Shift, prelude::*};
 
 use crate::{
-    run::{Failure, Head, Outcomes},
-    world::What,
+    run::{Failure, HeadRow, RunResult},
+    world::Incident,
 };
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Told apart also by those who see fewer colours (Okabe and Ito).
+/// Colours that can be told apart by colour-blind readers too (Okabe and Ito).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -20,70 +20,82 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
+
+/// The rows of incidents.
 const ROWS: [&str; 5] = ["attacks", "network", "fleet", "processes", "nodes"];
 
-fn row(what: &What) -> usize {
-    match what {
-        What::Attack { .. } => 0,
-        What::StallNet { .. } | What::ResetNet { .. } | What::HalfClose { .. } => 1,
-        What::KillServer { .. } => 2,
-        What::Kill { .. }
-        | What::Replace { .. }
-        | What::Stop { .. }
-        | What::Clock { .. }
-        | What::RefuseResources { .. } => 3,
+/// Returns the row of an incident.
+fn row(incident: &Incident) -> usize {
+    match incident {
+        Incident::Attack { .. } => 0,
+        Incident::StallLink { .. } | Incident::ResetLink { .. } | Incident::HalfClose { .. } => 1,
+        Incident::KillServer { .. }
+        | Incident::StopServer { .. }
+        | Incident::CutServer { .. }
+        | Incident::ResetServer { .. }
+        | Incident::FillDisk { .. } => 2,
+        Incident::Kill { .. }
+        | Incident::Replace { .. }
+        | Incident::Stop { .. }
+        | Incident::Clock { .. }
+        | Incident::RefuseResources { .. } => 3,
         _ => 4,
     }
 }
 
-pub(crate) fn draw(path: &Path, outcomes: &Outcomes) -> Result<(), Failure> {
+/// Draws a run into an SVG file.
+pub(crate) fn draw(path: &Path, result: &RunResult) -> Result<(), Failure> {
     let area = SVGBackend::new(path, (1100, 700)).into_drawing_area();
-    // Its own background, so that it can be read on a dark page.
+    // With a background of its own it can be read on a dark page.
     area.fill(&WHITE)?;
-    let heads = &outcomes.heads;
-    let end = heads.last().map_or(1.0, |head| head.at.as_secs_f64());
+    let heads = &result.heads;
+    let end = heads.last().map_or(1.0, |head| head.time.as_secs_f64());
     let (bands, rest) = area.split_vertically(190);
-    let (counts, late) = rest.split_vertically(280);
-    draw_bands(&bands, outcomes, end)?;
-    let line = |value: fn(&Head) -> f64| -> Vec<_> {
-        heads.iter().map(|head| (head.at.as_secs_f64(), value(head))).collect()
+    let (counts, latency) = rest.split_vertically(280);
+    draw_bands(&bands, result, end)?;
+    let line = |value: fn(&HeadRow) -> f64| -> Vec<_> {
+        heads.iter().map(|head| (head.time.as_secs_f64(), value(head))).collect()
     };
     let per_head = heads
         .windows(2)
-        .map(|pair| (pair[1].at.as_secs_f64(), (pair[1].orders_in - pair[0].orders_in) as f64));
-    let mut lines = vec![("orders in, since the head before".to_owned(), per_head.collect())];
-    let builders = heads.first().map_or(0, |head| head.live.len());
+        .map(|pair| (pair[1].time.as_secs_f64(), (pair[1].orders - pair[0].orders) as f64));
+    let mut lines =
+        vec![("orders received since the previous head".to_owned(), per_head.collect())];
+    let builders = heads.first().map_or(0, |head| head.held.len());
     for builder in 0..builders {
-        let of = heads.iter().map(|head| (head.at.as_secs_f64(), head.live[builder] as f64));
-        lines.push((format!("held by builder {}", builder + 1), of.collect()));
+        let points = heads.iter().map(|head| (head.time.as_secs_f64(), head.held[builder] as f64));
+        lines.push((format!("held by builder {}", builder + 1), points.collect()));
     }
     draw_lines(&counts, "orders", end, &lines)?;
     let times = [
         ("p50".to_owned(), line(|head| head.p50_ms)),
         ("p99".to_owned(), line(|head| head.p99_ms)),
     ];
-    draw_lines(&late, "from the announcement to a builder, ms", end, &times)?;
+    draw_lines(&latency, "from the announcement to a builder, ms", end, &times)?;
     area.present()?;
     Ok(())
 }
 
-fn draw_bands(area: &Area<'_>, outcomes: &Outcomes, end: f64) -> Result<(), Failure> {
+fn draw_bands(area: &Area<'_>, result: &RunResult, end: f64) -> Result<(), Failure> {
     let mut chart = ChartBuilder::on(area)
-        .caption("what struck", ("sans-serif", 16))
+        .caption("incidents", ("sans-serif", 16))
         .margin(8)
         .x_label_area_size(20)
         .y_label_area_size(80)
         .build_cartesian_2d(0.0..end, 0.0..ROWS.len() as f64)?;
-    let name = |at: &f64| {
-        // The middle of a row has its name.
-        if at.fract() == 0.5 { ROWS[*at as usize].to_owned() } else { String::new() }
+    let label = |position: &f64| {
+        // A row is labelled in its middle.
+        if position.fract() == 0.5 { ROWS[*position as usize].to_owned() } else { String::new() }
     };
-    chart.configure_mesh().disable_mesh().y_labels(11).y_label_formatter(&name).draw()?;
-    chart.draw_series(outcomes.struck.iter().map(|(at, what)| {
-        let (from, row) = (at.as_secs_f64(), row(what) as f64);
-        let lasts = what.lasts().as_secs_f64().max(end / 250.0);
-        let color = if what.is_attack() { COLORS[1] } else { COLORS[0] };
-        Rectangle::new([(from, row + 0.15), (from + lasts, row + 0.85)], color.mix(0.7).filled())
+    chart.configure_mesh().disable_mesh().y_labels(11).y_label_formatter(&label).draw()?;
+    chart.draw_series(result.incidents.iter().map(|(begins, incident)| {
+        let (begins, row) = (begins.as_secs_f64(), row(incident) as f64);
+        let duration = incident.duration().as_secs_f64().max(end / 250.0);
+        let color = if incident.is_attack() { COLORS[1] } else { COLORS[0] };
+        Rectangle::new(
+            [(begins, row + 0.15), (begins + duration, row + 0.85)],
+            color.mix(0.7).filled(),
+        )
     }))?;
     Ok(())
 }

@@ -1,8 +1,10 @@
-//! Anvil and geth beside the mock nodes (`--real`). Each has a chain of its own, a load, and a builder that reads it alone
-//! by IPC. What the node lists and what its blocks contain is what that builder is judged by.
+//! Anvil and geth beside the mock nodes (`--real`). Each has a chain of its own, a load, and a
+//! builder that reads it alone by IPC, which is judged by what the node lists and what its blocks
+//! contain.
 //!
-//! A kill empties the pool of both; anvil begins a new chain then, at block 0, and the builder must follow it. After
-//! `anvil_reorg` anvil tells the new heads and has the transactions of the old blocks no longer: nothing is pending again.
+//! A kill empties the pool of both. Anvil begins a new chain then, at block 0, and the builder must
+//! follow it. After `anvil_reorg` anvil announces the new heads and has lost the transactions of
+//! the old blocks: nothing is pending again.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -32,40 +34,44 @@ use testkit::{
 };
 
 use crate::{
+    builder_view::BuilderView,
     lock,
-    mirror::Mirror,
-    oracle::{self, Findings, REMEMBERED, Trouble, Violation, Wrong, due, is_touched},
+    oracle::{
+        self, Disturbance, Facts, ListedTx, MinedTx, REMEMBERED_BLOCKS, Verdict, Violation,
+        deadline, is_disturbed,
+    },
+    story,
     world::{DIALLED, Part, REAL_NODES, RealFault, SLOT},
 };
 
-/// So long that most transactions are pending for longer than the grace.
+/// The time between blocks: most transactions are pending for longer than the grace.
 const BLOCK_TIME: Duration = SLOT.saturating_mul(3);
-/// Between two transactions, so 30 a second.
-const PACE: Duration = Duration::from_millis(33);
-/// Each sends every ten seconds.
+/// The time between two transactions: 30 a second.
+const INTERVAL: Duration = Duration::from_millis(33);
+/// The accounts that send, each every ten seconds.
 const ACCOUNTS: usize = 300;
-/// For a response of a node that runs.
-const ANSWERED: Duration = Duration::from_secs(5);
-/// What is told of a transaction is forgotten after it.
+/// A node that runs answers within this time.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The events of a transaction are forgotten after this long.
 const FORGOTTEN_NS: u64 = 300_000_000_000;
 
-/// One request at a time.
+/// A connection with one request at a time.
 struct Connection(BufReader<UnixStream>);
 
 impl Connection {
     fn open(path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(ANSWERED))?;
-        stream.set_write_timeout(Some(ANSWERED))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// An error response is [`io::ErrorKind::Other`].
+    /// Sends a request and waits for its result. An error response is [`io::ErrorKind::Other`].
     fn call<T: DeserializeOwned>(&mut self, method: &str, params: &Value) -> io::Result<T> {
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         self.0.get_mut().write_all(request.to_string().as_bytes())?;
         let mut line = String::new();
-        // Nothing at the end of the connection, which is no JSON.
+        // At the end of the connection this is empty, which is no JSON.
         self.0.read_line(&mut line)?;
         let mut response: Value = serde_json::from_str(&line)?;
         match response.get("error") {
@@ -85,7 +91,7 @@ struct Tx {
     hash: B256,
 }
 
-/// By sender and nonce.
+/// The answer of `txpool_content`, by sender and nonce.
 #[derive(Deserialize)]
 struct Content {
     pending: BTreeMap<String, BTreeMap<String, Tx>>,
@@ -98,14 +104,14 @@ struct Block {
     hash: B256,
     parent_hash: B256,
     transactions: Vec<B256>,
-    /// When it was found.
+    /// When the trial read it.
     #[serde(skip)]
-    at: u64,
+    read_at: u64,
 }
 
 #[derive(Default)]
 struct Load {
-    /// What the node took, and when.
+    /// The transactions that the node accepted, each with the time.
     accepted: Mutex<HashMap<B256, u64>>,
     refused: AtomicU64,
     must_end: AtomicBool,
@@ -118,27 +124,28 @@ impl Load {
             if self.must_end.load(Relaxed) {
                 break;
             }
-            // Otherwise the node is down.
+            // Any other error means that the node is down.
             let is_refused = sent.is_err_and(|error| error.kind() == io::ErrorKind::Other);
             self.refused.fetch_add(u64::from(is_refused), Relaxed);
-            thread::sleep(PACE);
+            thread::sleep(INTERVAL);
         }
     }
 
-    /// One of each account, with the nonces that the node then knows: it may have lost what it knew.
+    /// Sends one transaction of each account, with the nonces that the node knows at the time: it
+    /// may have lost its chain.
     fn send_round(&self, path: &Path, seed: u64) -> io::Result<()> {
         let mut node = Connection::open(path)?;
         let config = WorkloadConfig::new(seed, DEV_CHAIN_ID);
         let mut config = WorkloadConfig { accounts: ACCOUNTS, ..config };
         for account in test_accounts(ACCOUNTS) {
-            let of = json!([account.address, "pending"]);
-            let nonce: U64 = node.call("eth_getTransactionCount", &of)?;
+            let params = json!([account.address, "pending"]);
+            let nonce: U64 = node.call("eth_getTransactionCount", &params)?;
             config.nonces.push(nonce.to());
         }
         for tx in Workload::new(config).prepare(ACCOUNTS) {
             node.call::<B256>("eth_sendRawTransaction", &json!([tx.raw]))?;
             self.accepted().insert(tx.hash, now_ns());
-            thread::sleep(PACE);
+            thread::sleep(INTERVAL);
         }
         Ok(())
     }
@@ -149,28 +156,28 @@ impl Load {
 }
 
 /// A node with its builder.
-struct Seat {
+struct NodeWithBuilder {
     name: &'static str,
     node: RealNode,
     member: Member,
-    mirror: Mirror,
-    started: u64,
+    view: BuilderView,
+    started_at: u64,
     load: Arc<Load>,
     sender: Option<JoinHandle<()>>,
-    /// What has struck it and is not over, and when it ends.
+    /// The fault that lasts, and when it ends.
     fault: Option<(Instant, RealFault)>,
-    /// The end of the node's chain, by number.
+    /// The latest blocks of the node's chain, by number.
     chain: BTreeMap<u64, Block>,
     checks: u64,
-    /// Since when it has listed each.
+    /// The transactions that it lists, each with the time since when.
     pending: HashMap<B256, u64>,
     listed_at: u64,
 }
 
-impl Drop for Seat {
+impl Drop for NodeWithBuilder {
     fn drop(&mut self) {
         self.load.must_end.store(true, Relaxed);
-        // Nobody is left to be told. Requests fail from here on, and the sender ends.
+        // An error has no receiver any more. Requests fail from here on, and the sender ends.
         let _ = self.node.kill9();
         if self.sender.take().is_some_and(|sender| sender.join().is_err()) {
             eprintln!("warning: the load of {} panicked", self.name);
@@ -179,116 +186,134 @@ impl Drop for Seat {
 }
 
 #[derive(Default)]
-pub(crate) struct RealNodes(Vec<Seat>);
+pub(crate) struct RealNodes(Vec<NodeWithBuilder>);
 
 impl RealNodes {
-    pub(crate) fn start(dir: &Path, seed: u64) -> Result<Self, Box<dyn Error>> {
-        let seats = (0..REAL_NODES.len()).map(|at| Seat::start(at, dir, seed));
-        Ok(Self(seats.collect::<Result<_, _>>()?))
+    pub(crate) fn start(folder: &Path, seed: u64) -> Result<Self, Box<dyn Error>> {
+        let nodes =
+            (0..REAL_NODES.len()).map(|number| NodeWithBuilder::start(number, folder, seed));
+        Ok(Self(nodes.collect::<Result<_, _>>()?))
     }
 
-    /// One that strikes during another has no effect.
+    /// Lets a fault happen. One during another has no effect.
     pub(crate) fn strike(&mut self, node: usize, fault: RealFault) -> io::Result<()> {
-        let seat = &mut self.0[node];
-        if seat.fault.is_some() {
+        let real = &mut self.0[node];
+        if real.fault.is_some() {
             return Ok(());
         }
-        let lasts = match fault {
-            RealFault::Stop(time) => seat.node.sigstop().map(|()| time)?,
-            RealFault::Kill(down) => seat.node.kill9().map(|()| down)?,
+        let duration = match fault {
+            RealFault::Stop(time) => real.node.sigstop().map(|()| time)?,
+            RealFault::Kill(down) => real.node.kill9().map(|()| down)?,
             RealFault::Reorg(depth) => {
-                // One that was restarted may not answer yet, or have fewer blocks.
-                let _ = Connection::open(seat.node.ipc_path())
+                // A node that was restarted may not answer yet, or have fewer blocks.
+                let _ = Connection::open(real.node.ipc_path())
                     .and_then(|mut node| node.call::<()>("anvil_reorg", &json!([depth, []])));
                 return Ok(());
             }
         };
-        seat.fault = Some((Instant::now() + lasts, fault));
+        real.fault = Some((Instant::now() + duration, fault));
         Ok(())
     }
 
-    /// Those that are over.
+    /// Ends the faults whose time is over.
     pub(crate) fn end_faults(&mut self) -> io::Result<()> {
-        for seat in &mut self.0 {
-            match seat.fault.take_if(|(at, _)| *at <= Instant::now()) {
-                Some((_, RealFault::Stop(_))) => seat.node.sigcont()?,
-                Some((_, RealFault::Kill(_))) => seat.node.spawn()?,
+        for real in &mut self.0 {
+            match real.fault.take_if(|(ends_at, _)| *ends_at <= Instant::now()) {
+                Some((_, RealFault::Stop(_))) => real.node.sigcont()?,
+                Some((_, RealFault::Kill(_))) => real.node.spawn()?,
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// Asks each node and its builder: what is wrong, how much was asked, and what is there. `members` are the others.
-    pub(crate) fn look(
+    /// Asks each node and its builder, and the oracle. `members` is the number of the other
+    /// members.
+    pub(crate) fn check(
         &mut self,
         members: usize,
-        troubles: &mut Vec<Trouble>,
-    ) -> Result<(Vec<Violation>, u64, String), Box<dyn Error>> {
-        let (mut violations, mut checks, mut texts) = (Vec::new(), 0, Vec::new());
-        for (at, seat) in self.0.iter_mut().enumerate() {
-            let (part, name) = (Part::Real(at), seat.name);
-            if seat.fault.is_some() {
+        disturbances: &mut Vec<Disturbance>,
+    ) -> Result<RealCheck, Box<dyn Error>> {
+        let (mut check, mut texts) = (RealCheck::default(), Vec::new());
+        for (number, real) in self.0.iter_mut().enumerate() {
+            let (part, name) = (Part::Real(number), real.name);
+            if real.fault.is_some() {
                 texts.push(format!("{name} is down"));
                 continue;
             }
-            match seat.look(|since| due(since, &[part], troubles)) {
-                Ok(found) => {
-                    checks += found.checks;
-                    seat.checks += found.checks;
-                    violations.extend(found.wrong.into_iter().map(|(wrong, hash)| {
-                        let text = seat.life(&hash, troubles);
-                        Violation { wrong, member: members + at, hash, text }
-                    }));
-                    let (listed, held) = (seat.pending.len(), seat.mirror.len());
+            match real.check(|since| deadline(since, &[part], disturbances)) {
+                Ok(verdict) => {
+                    check.checks += verdict.checks;
+                    real.checks += verdict.checks;
+                    let violations = verdict.breaches.into_iter().map(|(breach, hash)| {
+                        let story = real.story(&hash, disturbances);
+                        Violation { breach, member: members + number, hash, story }
+                    });
+                    check.violations.extend(violations);
+                    let (listed, held) = (real.pending.len(), real.view.len());
                     texts.push(format!("{name} lists {listed}, its builder holds {held}"));
                 }
-                // It starts, and its builder dials it when it answers.
-                Err(error) if is_touched(now_ns(), &[part], troubles) => {
-                    Trouble::new(part, now_ns(), SLOT + DIALLED).add_to(troubles);
+                // It is starting, and its builder dials it when it answers.
+                Err(error) if is_disturbed(now_ns(), &[part], disturbances) => {
+                    Disturbance::new(part, now_ns(), SLOT + DIALLED).add_to(disturbances);
                     texts.push(format!("{name}: {error}"));
                 }
                 Err(error) => return Err(format!("{name}: {error}").into()),
             }
         }
-        Ok((violations, checks, texts.join("; ")))
+        check.text = texts.join("; ");
+        Ok(check)
     }
 
-    /// `must_run`: a node without a load would have been asked nothing.
+    /// Returns the end of the summary. With `must_run`, a node whose builder was never checked is
+    /// an error.
     pub(crate) fn summary(&self, must_run: bool) -> Result<String, Box<dyn Error>> {
-        let of = |seat: &Seat| {
-            let (name, checks, taken) = (seat.name, seat.checks, seat.load.accepted().len());
+        let mut summary = String::new();
+        for real in &self.0 {
+            let (name, checks, accepted) = (real.name, real.checks, real.load.accepted().len());
             if must_run && checks == 0 {
-                let text = format!("{name} took {taken} transactions, and nothing was checked");
+                let text =
+                    format!("{name} accepted {accepted} transactions, and nothing was checked");
                 return Err(text.into());
             }
-            let refused = seat.load.refused.load(Relaxed);
-            Ok(format!("; {name} took {taken} transactions and refused {refused}, {checks} checks"))
-        };
-        self.0.iter().map(of).collect()
+            let refused = real.load.refused.load(Relaxed);
+            summary += &format!(
+                "; {name} accepted {accepted} transactions and refused {refused}, {checks} checks"
+            );
+        }
+        Ok(summary)
     }
 }
 
-impl Seat {
-    fn start(at: usize, dir: &Path, seed: u64) -> Result<Self, Box<dyn Error>> {
-        let (name, kind) = REAL_NODES[at];
-        let node = RealNode::start(kind, dir, BLOCK_TIME)?;
+/// The result of a check of all real nodes.
+#[derive(Debug, Default)]
+pub(crate) struct RealCheck {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) checks: u64,
+    /// What each node and its builder hold.
+    pub(crate) text: String,
+}
+
+impl NodeWithBuilder {
+    fn start(number: usize, folder: &Path, seed: u64) -> Result<Self, Box<dyn Error>> {
+        let (name, kind) = REAL_NODES[number];
+        let node = RealNode::start(kind, folder, BLOCK_TIME)?;
         let (member, _) = Member::start(&Config {
             nodes: vec![node.ipc_path().to_owned()],
             name: name.to_owned(),
-            takes_objects: (seed + at as u64).is_multiple_of(2),
+            takes_objects: (seed + number as u64).is_multiple_of(2),
             ..Config::default()
         })?;
         let load = Arc::new(Load::default());
         let (path, shared) = (node.ipc_path().to_owned(), Arc::clone(&load));
-        // Room for its rounds, so that no two seeds send the same.
+        // Each round adds one to the seed, so that no two seeds of the trial send the same.
         let sender = thread::spawn(move || shared.run(&path, seed << 20));
         Ok(Self {
             name,
             node,
             member,
-            mirror: Mirror::default(),
-            started: now_ns(),
+            view: BuilderView::default(),
+            started_at: now_ns(),
             load,
             sender: Some(sender),
             fault: None,
@@ -299,21 +324,21 @@ impl Seat {
         })
     }
 
-    /// Reads the node's blocks down to one that is known.
+    /// Reads the node's blocks down to a known one.
     fn follow(&mut self, node: &mut Connection) -> io::Result<()> {
         let (mut wanted, mut top) = (json!("latest"), None);
         loop {
             let block = node.call("eth_getBlockByNumber", &json!([wanted, false]))?;
-            let block = Block { at: now_ns(), ..block };
+            let block = Block { read_at: now_ns(), ..block };
             let (number, parent) = (block.number.to::<u64>(), block.parent_hash);
             let top = *top.get_or_insert(number);
-            self.chain.retain(|known, _| *known <= top && known + REMEMBERED > top);
+            self.chain.retain(|known, _| *known <= top && known + REMEMBERED_BLOCKS > top);
             let knows = |number, hash| {
                 let known: Option<&Block> = self.chain.get(&number);
                 known.is_some_and(|known| known.hash == hash)
             };
             let below = number.saturating_sub(1);
-            let is_last = knows(below, parent) || number == 0 || below + REMEMBERED <= top;
+            let is_last = knows(below, parent) || number == 0 || below + REMEMBERED_BLOCKS <= top;
             if knows(number, block.hash) {
                 return Ok(());
             }
@@ -325,73 +350,82 @@ impl Seat {
         }
     }
 
-    /// `due` is of what came at a time.
-    fn look(&mut self, due: impl Fn(u64) -> u64) -> io::Result<Findings> {
+    /// Asks the node and its builder, and the oracle. `deadline` returns that of a transaction
+    /// which came at a time.
+    fn check(&mut self, deadline: impl Fn(u64) -> u64) -> io::Result<Verdict> {
         let mut node = Connection::open(self.node.ipc_path())?;
         let listed = node.pending()?;
         let now = now_ns();
         self.follow(&mut node)?;
-        let told = self.chain.last_key_value().map(|(number, block)| (*number, block.at));
+        let head = self.chain.last_key_value().map(|(number, block)| (*number, block.read_at));
         self.pending.retain(|hash, _| listed.contains(hash));
         for hash in listed {
-            // One that was accepted before the last list and was not in it has waited for a nonce.
-            let accepted = self.load.accepted().get(&hash).copied();
-            let since = accepted.filter(|at| *at > self.listed_at).unwrap_or(now);
+            // A transaction that was accepted before the last list and is new in this one has
+            // waited for a nonce.
+            let accepted_at = self.load.accepted().get(&hash).copied();
+            let since = accepted_at.filter(|time| *time > self.listed_at).unwrap_or(now);
             self.pending.entry(hash).or_insert(since);
         }
         self.listed_at = now;
         self.member.ask()?;
         let report = self.member.report()?;
-        self.mirror.take(&report, |_| true);
-        self.mirror.lives.retain(|_, seen| seen.iter().any(|(at, _)| at + FORGOTTEN_NS > now));
-        // What is mined or replaced meanwhile is not judged.
-        let still = node.pending()?;
+        self.view.apply(&report, |_| true);
+        let is_recent = |(time, _): &(u64, _)| time + FORGOTTEN_NS > now;
+        self.view.events.retain(|_, events| events.iter().any(is_recent));
+        if !report.is_current {
+            return Ok(Verdict::default());
+        }
+        // A transaction that is mined or replaced meanwhile is not judged.
+        let still_pending = node.pending()?;
         self.follow(&mut node)?;
         let mined: HashSet<_> = self.chain.values().flat_map(|block| &block.transactions).collect();
-        let mut found = Findings::new(now);
-        if !report.is_current {
-            return Ok(found);
-        }
-        let due = |since: u64| due(since.max(self.started));
+        let deadline = |since: u64| deadline(since.max(self.started_at));
+        let mut facts = Facts { now, ..Facts::default() };
         for (hash, since) in &self.pending {
-            if still.contains(hash) && !mined.contains(hash) {
-                found.ask(due(*since), self.mirror.has(hash), Wrong::Missing, *hash);
+            if still_pending.contains(hash) && !mined.contains(hash) {
+                facts.listed.push(ListedTx {
+                    hash: *hash,
+                    deadline: deadline(*since),
+                    is_held: self.view.holds(hash),
+                    is_mined: false,
+                    has_old_sidecar: self.view.old_sidecars.contains(hash),
+                });
             }
         }
         for (number, block) in &self.chain {
-            let Some(reached) = self.mirror.reached(*number) else { continue };
-            let due = due(reached.max(block.at));
-            for hash in &block.transactions {
-                found.ask(due, !self.mirror.has(hash), Wrong::Mined, *hash);
-            }
+            let Some(reached_at) = self.view.reached_at(*number) else { continue };
+            let deadline = deadline(reached_at.max(block.read_at));
+            facts.mined.extend(block.transactions.iter().map(|hash| {
+                let (hash, is_held) = (*hash, self.view.holds(hash));
+                MinedTx { hash, deadline, is_held }
+            }));
         }
-        if let Some((number, at)) = told {
-            // Itself, or one above it, of this chain.
-            let is_known = self.mirror.head.is_some_and(|(known, hash)| {
+        if let Some((number, read_at)) = head {
+            // The builder knows this head, or one above it, of this chain.
+            let is_known = self.view.head.is_some_and(|(known, hash)| {
                 known >= number && self.chain.get(&known).is_some_and(|block| block.hash == hash)
             });
-            found.ask(due(at), is_known, Wrong::Behind, B256::ZERO);
+            facts.heads.push((deadline(read_at), is_known));
         }
-        found.wrong.extend(self.mirror.twice.iter().map(|hash| (Wrong::Twice, *hash)));
-        found.wrong.extend(report.is_miscounted().then_some((Wrong::Counts, B256::ZERO)));
-        Ok(found)
+        facts.added_twice.clone_from(&self.view.added_twice);
+        facts.is_miscounted = report.is_miscounted();
+        Ok(oracle::judge(&facts))
     }
 
-    /// What each part knows of a transaction, in seconds from the start.
-    fn life(&self, hash: &B256, troubles: &[Trouble]) -> String {
-        let mut lines = vec![(
-            self.listed_at,
-            format!("this look; the builder's head is {:?}", self.mirror.head),
-        )];
-        let accepted = self.load.accepted().get(hash).copied();
-        lines.extend(accepted.map(|at| (at, "accepted by the node".to_owned())));
-        lines.extend(self.pending.get(hash).map(|at| (*at, "pending at the node".to_owned())));
+    /// Returns the history of a transaction as each part knows it.
+    fn story(&self, hash: &B256, disturbances: &[Disturbance]) -> String {
+        let text = format!("this check; the builder's head is {:?}", self.view.head);
+        let mut lines = vec![(self.listed_at, text)];
+        let accepted_at = self.load.accepted().get(hash).copied();
+        lines.extend(accepted_at.map(|time| (time, "accepted by the node".to_owned())));
+        let listed_since = self.pending.get(hash);
+        lines.extend(listed_since.map(|time| (*time, "pending at the node".to_owned())));
         for (number, block) in &self.chain {
             if hash.is_zero() || block.transactions.contains(hash) {
-                lines.push((block.at, format!("block {number}, {}", block.hash)));
+                lines.push((block.read_at, format!("block {number}, {}", block.hash)));
             }
         }
-        lines.extend(self.mirror.life("the builder", hash));
-        oracle::life(lines, self.started, troubles)
+        lines.extend(self.view.story("the builder", hash));
+        story::tell(lines, self.started_at, disturbances)
     }
 }

@@ -1,7 +1,7 @@
-//! The conductor: runs a world, lets its timeline strike, and asks the oracle before each head.
+//! The conductor: runs a world, lets its incidents happen, and asks the oracle before each head.
 
-mod judge;
-mod questions;
+mod facts;
+mod lasting;
 mod summary;
 
 use std::{
@@ -9,18 +9,15 @@ use std::{
     error::Error,
     io,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering::Relaxed},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
-use mock_node::DEV_CHAIN_ID;
 use nix::sys::signal::Signal;
-use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use testkit::{
-    devnet::{NatsCluster, NatsConfig},
     figures::{Times, histogram},
     member::{Config, Member, Setup},
     process::Process,
@@ -29,103 +26,115 @@ use testkit::{
 
 use crate::{
     attack::{self, Attack},
-    clock::{self, Clock},
-    mirror::Mirror,
-    net::{self, Net},
+    builder_view::BuilderView,
+    fleet::Fleet,
+    host::{self, Host},
+    link::{self, Link},
     network::{Network, OLD_BLOCKS},
-    oracle::{GRACE_NS, Outcome, Trouble, Violation, due},
+    oracle::{Disturbance, GRACE_NS, Kept, Outcome, Violation, deadline},
     real::RealNodes,
     searchers::{Searchers, known_signers},
-    world::{IMPORT, Part, SLOT, What, World},
+    world::{DIALLED, IMPORT, Incident, MemberPlan, Part, SLOT, World},
 };
 
-use questions::Before;
+use lasting::Conditions;
 
 pub(crate) type Failure = Box<dyn Error>;
 
-/// A member must come up within it.
+/// A member must come up within this time.
 const STARTED: Duration = Duration::from_secs(6);
-/// The conductor, which hardly works, is never so late for want of a core alone.
-const STOOD_STILL: Duration = Duration::from_millis(300);
-/// A node that has lost everything is down for so long.
-const STOPPED: Duration = Duration::from_millis(500);
-/// Between its steps of an import, which are as many as fit into [`IMPORT`].
-const IMPORTED_EACH: Duration = Duration::from_millis(100);
-/// After it the use of memory is measured.
-const FILLED: Duration = Duration::from_mins(5);
 
-/// What a head was like, for the picture.
+/// The conductor, which hardly works, is never this late for want of a core alone: the machine
+/// stood still.
+const STOOD_STILL: Duration = Duration::from_millis(300);
+
+/// A node that has lost everything is down for this long.
+const NODE_DOWN: Duration = Duration::from_millis(500);
+
+/// The time between two steps of an import.
+const IMPORT_STEP: Duration = Duration::from_millis(100);
+
+/// What the picture shows of a check before a head.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
-    pub(crate) at: Duration,
-    pub(crate) orders_in: usize,
-    pub(crate) live: Vec<usize>,
+pub(crate) struct HeadRow {
+    pub(crate) time: Duration,
+    /// Transactions and searchers' messages so far.
+    pub(crate) orders: usize,
+    /// The number of orders that each builder holds.
+    pub(crate) held: Vec<usize>,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Outcomes {
+pub(crate) struct RunResult {
     pub(crate) violations: Vec<Violation>,
-    pub(crate) heads: Vec<Head>,
-    pub(crate) struck: Vec<(Duration, What)>,
+    pub(crate) heads: Vec<HeadRow>,
+    pub(crate) incidents: Vec<(Duration, Incident)>,
     pub(crate) summary: String,
-    /// Of the attackers, together.
+    /// The sum over all attackers.
     pub(crate) attack: attack::Tally,
-    /// Messages of honest searchers that were refused or not answered: of unknown signers, and of known ones.
+    /// Orders that had to be held before a head and were: of the node, of unknown signers and of
+    /// known ones.
+    pub(crate) kept: [Kept; 3],
+    /// Messages of honest searchers that were refused or not answered: of unknown signers, and of
+    /// known ones.
     pub(crate) refused: [u64; 2],
-    /// From when a message was due to its answer: of unknown signers, and of known ones.
-    pub(crate) answers: [Times; 2],
-    pub(crate) health: Times,
-    /// From the announcement to a builder.
-    pub(crate) live: Times,
-    /// Resident memory of the first member at the first look, and the most afterwards, in bytes.
-    pub(crate) memory: [usize; 2],
+    /// The time from when a message was due to its answer: of unknown signers, and of known ones.
+    pub(crate) answer_times: [Times; 2],
+    pub(crate) health_times: Times,
+    /// The time from the announcement to a builder.
+    pub(crate) announcement_times: Times,
+    /// Resident memory of the first member at the first check, and the most afterwards, in bytes.
+    pub(crate) resident_bytes: [usize; 2],
 }
 
+/// A member of the world, with what the conductor knows of it.
 #[derive(Default)]
-struct Seat {
+struct RunningMember {
     config: Config,
     /// `None` while it is down.
-    member: Option<Member>,
+    process: Option<Member>,
     /// By SIGSTOP.
     is_stopped: bool,
-    /// It gets no further files and threads.
-    is_refused: bool,
-    clock: Option<Clock>,
-    /// Since when its pool exists.
-    started: u64,
+    /// Whether it gets no further files and threads, so that it could not even look at its own.
+    is_starved: bool,
+    host: Option<Host>,
+    /// Since when it remembers: since its start, or since its node began another chain.
+    remembers_since: u64,
     kills: Vec<u64>,
-    net: Option<Net>,
-    address: Option<SocketAddr>,
-    mirror: Mirror,
+    /// The link from the searchers to its RPC server.
+    link: Option<Link>,
+    /// The address of its RPC server.
+    server: Option<SocketAddr>,
+    view: BuilderView,
 }
 
-impl Seat {
+impl RunningMember {
     fn start(&mut self) -> io::Result<()> {
-        let (member, address) = Member::start(&self.config)?;
-        (self.member, self.address) = (Some(member), address);
-        (self.started, self.mirror) = (now_ns(), Mirror::default());
-        self.lead_to(address);
+        let (process, server) = Member::start(&self.config)?;
+        (self.process, self.server) = (Some(process), server);
+        (self.remembers_since, self.view) = (now_ns(), BuilderView::default());
+        self.connect_searchers(server);
         Ok(())
     }
 
-    /// Whether it cannot answer: it is stopped, or could open no file to look into.
-    const fn is_unasked(&self) -> bool {
-        self.is_stopped || self.is_refused
+    /// Whether it cannot answer the conductor.
+    const fn is_mute(&self) -> bool {
+        self.is_stopped || self.is_starved
     }
 
-    /// Its process, if that is neither down nor unable to answer.
-    fn running(&mut self) -> Option<&mut Member> {
-        let is_unasked = self.is_unasked();
-        self.member.as_mut().filter(|_| !is_unasked)
+    /// Returns its process, unless that is down or cannot answer.
+    fn answering(&mut self) -> Option<&mut Member> {
+        let is_mute = self.is_mute();
+        self.process.as_mut().filter(|_| !is_mute)
     }
 
-    /// Where its searchers are led to.
-    fn lead_to(&self, server: Option<SocketAddr>) {
-        if let Some(net) = &self.net {
-            net.change(|state| state.server = server);
+    /// Connects the link from the searchers to this server, or to none.
+    fn connect_searchers(&self, server: Option<SocketAddr>) {
+        if let Some(link) = &self.link {
+            link.change(|state| state.server = server);
         }
     }
 }
@@ -135,416 +144,559 @@ struct Run<'a> {
     begin: Instant,
     network: Network,
     searchers: Arc<Searchers>,
-    seats: Vec<Seat>,
-    cluster: Option<NatsCluster>,
+    members: Vec<RunningMember>,
+    fleet: Option<Fleet>,
     real: RealNodes,
-    troubles: Vec<Trouble>,
-    /// What is done later: ends of what has struck.
-    later: Vec<(Instant, After)>,
-    /// One that has signed what it will send, if it is there from the beginning.
-    ready: Option<Process>,
-    attacks: Vec<JoinHandle<io::Result<attack::Tally>>>,
+    disturbances: Vec<Disturbance>,
+    /// What happens later: the ends of incidents.
+    scheduled: Vec<(Instant, Recovery)>,
+    /// An attacker that has signed its requests before the run began.
+    prepared_attacker: Option<Process>,
+    attackers: Vec<JoinHandle<io::Result<attack::Tally>>>,
     head: u64,
-    /// So many blocks are left before the next one, and come back.
-    flip: usize,
-    /// The chain's heads, each with the time before it was told.
-    told: Vec<(u64, u64)>,
-    /// When a head was told for the last time, if a reorg left it and came back or replaced it.
-    told_last: HashMap<u64, u64>,
+    /// The chain leaves this many blocks before the next head, and comes back.
+    flip_depth: usize,
+    /// Whether the next block contains the transaction that bundles share, and whether the latest
+    /// ones do.
+    mines_shared: bool,
+    is_shared_mined: bool,
+    /// When a reorg last made the shared transaction pending again.
+    shared_undone_at: u64,
+    /// The chain's heads, each with the time before it was announced.
+    chain_heads: Vec<(u64, u64)>,
+    /// When a head was last announced, if a reorg left it and came back to it or replaced it.
+    reannounced_at: HashMap<u64, u64>,
     checks: u64,
-    /// From the announcement to builders that are not slow: of this slot, and of what no fault touched.
-    late: [Histogram<u64>; 2],
-    worst: u64,
-    /// What the further questions found before.
-    before: Before,
-    outcomes: Outcomes,
+    /// The time from the announcement to builders that are not slow: since the last check, and of
+    /// all that no fault disturbed.
+    latencies: [Histogram<u64>; 2],
+    worst_latency_ns: u64,
+    conditions: Conditions,
+    result: RunResult,
     is_quiet: bool,
 }
 
+/// The end of an incident.
 #[derive(Debug)]
-enum After {
+enum Recovery {
     EndQuirk(usize),
-    SetClock(usize),
+    CorrectClock(usize),
     GiveResources(usize),
     StartNode { node: usize, keeps_pool: bool },
     StartImport { node: usize, says: bool },
     Import(usize),
+    StartOtherGenesis { node: usize, time: Duration },
+    ReturnToGenesis(usize),
     StartMember(usize),
     Continue(usize),
-    StartServer(usize),
+    RecoverServer,
+    EmptyDisk,
 }
 
-/// Runs until the end, or until the head at which something is wrong.
-pub(crate) fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
+/// Runs until the end, or until the head before which a promise is broken.
+pub(crate) fn run(world: &World, is_quiet: bool) -> Result<RunResult, Failure> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(start(world, is_quiet))
 }
 
-async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
-    let dir = tempfile::tempdir()?;
-    let cluster = || NatsCluster::start(dir.path(), 3, &NatsConfig::default());
-    let cluster = world.has_fleet.then(cluster).transpose();
-    let cluster = cluster.map_err(|error| format!("this world has a fleet: {error}"))?;
-    let servers = cluster.as_ref().map_or_else(Vec::new, NatsCluster::urls);
-    for flow in [Flow::Public, Flow::Private].into_iter().filter(|_| world.has_fleet) {
-        let stream = StreamConfig { replicas: 3, ..StreamConfig::new(flow, DEV_CHAIN_ID) };
-        ensure_stream(&ServerConfig::cluster(&servers), &stream).await?;
-    }
-    let real = match world.has_real {
-        true => RealNodes::start(dir.path(), world.seed)?,
-        false => RealNodes::default(),
+async fn start(world: &World, is_quiet: bool) -> Result<RunResult, Failure> {
+    let folder = tempfile::tempdir()?;
+    let has =
+        |wanted: fn(&Incident) -> bool| world.timeline.iter().any(|(_, incident)| wanted(incident));
+    let fleet = if world.has_fleet {
+        let has_disks = has(|incident| matches!(incident, Incident::FillDisk { .. }));
+        Some(Fleet::start(folder.path(), has_disks).await?)
+    } else {
+        None
     };
-    let network = Network::start(dir.path(), world)?;
-    // Alone, it strikes at full strength from its first moment, and signs before anybody is measured.
-    let ready = match world.timeline[..] {
-        [(_, What::Attack { attack, .. })] if world.setup != Setup::Small => {
-            Some(attacker(attack, world, OLD_BLOCKS, network.ledger().txs.len())?)
+    let real = if world.has_real {
+        RealNodes::start(folder.path(), world.seed)?
+    } else {
+        RealNodes::default()
+    };
+    let network = Network::start(folder.path(), world)?;
+    let announced = network.ledger().txs.len();
+    // A single attack begins at full strength, and is signed before anybody is measured.
+    let prepared_attacker = match first_attack(world) {
+        Some(attack) if world.setup != Setup::Small => {
+            let target = target(world, &network, OLD_BLOCKS, announced);
+            Some(prepare_attacker(attack, world.most_requests, target)?)
         }
         _ => None,
     };
-    let has_clocks = world.timeline.iter().any(|(_, what)| matches!(what, What::Clock { .. }));
-    let clocks = has_clocks.then(|| clock::compile(dir.path())).transpose()?;
-    let mut seats = Vec::new();
+    let library = has(Incident::needs_host).then(|| host::compile(folder.path())).transpose()?;
+    let servers = fleet.as_ref().map_or_else(Vec::new, Fleet::urls);
+    let mut members = Vec::new();
     for (number, plan) in world.members.iter().enumerate() {
-        let clock = clocks
-            .as_deref()
-            .map(|library| Clock::new(library, dir.path().join(format!("clock-{number}"))));
-        let clock = clock.transpose()?;
-        let path = |node: &usize| -> PathBuf { dir.path().join(format!("node-{node}.ipc")) };
+        let page = folder.path().join(format!("host-{number}"));
+        let host = library.as_deref().map(|library| Host::new(library, page)).transpose()?;
         let config = Config {
-            nodes: plan.nodes.iter().map(path).collect(),
-            rpc: plan.has_rpc.then(known_signers),
-            name: format!("member-{number}"),
-            publishes_to: if plan.has_rpc { servers.clone() } else { Vec::new() },
-            reads_from: if plan.reads_fleet { servers.clone() } else { Vec::new() },
-            takes_objects: number % 2 == 1 || world.setup != Setup::Small,
-            is_slow: plan.is_slow,
-            has_heads: number == 0,
-            trusted_proxies: vec![attack::PROXY.into()],
-            trusted_fronts: vec![attack::FRONT.into()],
-            variables: clock.as_ref().map(Clock::variables).unwrap_or_default(),
-            setup: world.setup,
-            ..Config::default()
+            variables: host.as_ref().map(Host::variables).unwrap_or_default(),
+            ..member_config(folder.path(), world, number, plan, &servers)
         };
-        let net = if plan.has_rpc { Some(Net::open(world.link).await?) } else { None };
-        let mut seat = Seat { config, net, clock, ..Seat::default() };
-        seat.start()?;
-        seats.push(seat);
+        let link = if plan.has_rpc { Some(Link::open(world.link_delay).await?) } else { None };
+        let mut member = RunningMember { config, link, host, ..RunningMember::default() };
+        member.start()?;
+        members.push(member);
     }
-    let machines = seats.iter().enumerate();
-    let machines = machines.filter_map(|(at, seat)| Some((at, seat.net.as_ref()?.address)));
-    let searchers = Searchers::start(machines.collect(), OLD_BLOCKS, world);
-    let troubles = seats.iter().enumerate().map(|(at, seat)| starts(at, seat.started)).collect();
+    let machines = members.iter().enumerate();
+    let machines =
+        machines.filter_map(|(number, member)| Some((number, member.link.as_ref()?.address)));
+    let shared_tx = network.shared_tx.clone();
+    let searchers = Searchers::start(machines.collect(), OLD_BLOCKS, shared_tx, world);
+    let starts = members.iter().enumerate();
+    let starts = starts.map(|(number, member)| startup(number, member.remembers_since));
     let run = Run {
         world,
         begin: Instant::now(),
         network,
         searchers,
-        seats,
-        cluster,
+        disturbances: starts.collect(),
+        members,
+        fleet,
         real,
-        troubles,
-        later: Vec::new(),
-        ready,
-        attacks: Vec::new(),
+        scheduled: Vec::new(),
+        prepared_attacker,
+        attackers: Vec::new(),
         head: OLD_BLOCKS,
-        flip: 0,
-        told: Vec::new(),
-        told_last: HashMap::new(),
+        flip_depth: 0,
+        mines_shared: false,
+        is_shared_mined: false,
+        shared_undone_at: 0,
+        chain_heads: Vec::new(),
+        reannounced_at: HashMap::new(),
         checks: 0,
-        late: [histogram(), histogram()],
-        worst: 0,
-        before: Before::default(),
-        outcomes: Outcomes::default(),
+        latencies: [histogram(), histogram()],
+        worst_latency_ns: 0,
+        conditions: Conditions::default(),
+        result: RunResult::default(),
         is_quiet,
     };
     tokio::task::block_in_place(|| run.conduct())
 }
 
-impl Run<'_> {
-    fn say(&self, text: &str) {
-        if !self.is_quiet {
-            println!("{:7.1} s  {text}", self.begin.elapsed().as_secs_f64());
-        }
-    }
-
-    fn conduct(mut self) -> Result<Outcomes, Failure> {
-        let timeline = self.world.timeline.clone();
-        let mut timeline = timeline.into_iter().peekable();
-        let mut next_head = self.begin + SLOT;
-        while self.begin.elapsed() < self.world.lasts && self.outcomes.violations.is_empty() {
-            // Just before the head: what the builder has when the block comes.
-            let look_at = next_head - SLOT / 6;
-            while Instant::now() < look_at {
-                while let Some((_, what)) = timeline.next_if(|(at, _)| self.begin.elapsed() >= *at)
-                {
-                    self.strike(what)?;
-                }
-                let due: Vec<_> =
-                    self.later.extract_if(.., |(at, _)| *at <= Instant::now()).collect();
-                for (_, after) in due {
-                    self.end(after)?;
-                }
-                self.real.end_faults()?;
-                let clocks = self.seats.iter().filter_map(|seat| seat.clock.as_ref());
-                clocks.filter(|clock| clock.is_drifting()).try_for_each(Clock::tick)?;
-                self.rest();
-            }
-            self.look()?;
-            self.look_at_real()?;
-            let private = self.private_for_block();
-            let flip = std::mem::take(&mut self.flip);
-            self.told_again(flip, now_ns());
-            self.told.push((self.head + 1, now_ns()));
-            if flip > 0 {
-                self.network.flip_back(flip)?;
-            }
-            self.head = self.network.mine(&private, self.world.mines)?;
-            self.searchers.head.store(self.head, Relaxed);
-            next_head = (next_head + SLOT).max(Instant::now() + SLOT / 2);
-        }
-        self.searchers.stop.store(true, Relaxed);
-        self.measure();
-        self.summarize()?;
-        Ok(std::mem::take(&mut self.outcomes))
-    }
-
-    fn look_at_real(&mut self) -> Result<(), Failure> {
-        let (wrong, checks, text) = self.real.look(self.seats.len(), &mut self.troubles)?;
-        self.outcomes.violations.extend(wrong);
-        self.checks += checks;
-        if !text.is_empty() {
-            self.say(&text);
-        }
-        Ok(())
-    }
-
-    /// Looks whether the machine stands still meanwhile, as a shared one does now and then: nobody can be in time then.
-    fn rest(&mut self) {
-        let from = now_ns();
-        thread::sleep(Duration::from_millis(10));
-        let stood = Duration::from_nanos(now_ns() - from);
-        if stood > STOOD_STILL {
-            self.say(&format!("the machine stood still for {:.1} s", stood.as_secs_f64()));
-            Trouble::new(Part::All, from, stood).add_to(&mut self.troubles);
-        }
-    }
-
-    /// The block contains a part of what searchers sent, as if a builder had won it.
-    fn private_for_block(&self) -> Vec<alloy_primitives::Bytes> {
-        let next = self.head + 1;
-        let mut log = self.searchers.log();
-        let recent = log.wishes.len().saturating_sub(1_000);
-        let mut chosen = Vec::new();
-        for wish in &mut log.wishes[recent..] {
-            let is_sure = wish.messages.iter().all(|message| message.outcome == Outcome::Accepted)
-                && wish.messages.last().is_some_and(|message| message.makes.is_some());
-            let is_drawn = wish.tx[31].is_multiple_of(4);
-            if is_sure && is_drawn && wish.mined.is_none() && wish.block == Some(next) {
-                wish.mined = Some(next);
-                chosen.push(wish.raw.clone());
-            }
-        }
-        chosen
-    }
-
-    fn strike(&mut self, what: What) -> Result<(), Failure> {
-        let (now, now_at) = (now_ns(), Instant::now());
-        match what {
-            What::Node(node, fault) => self.network.inject(node, fault),
-            What::RestartNode { node, down, keeps_pool } => {
-                if !self.network.stop_node(node) {
-                    return Ok(());
-                }
-                self.later.push((now_at + down, After::StartNode { node, keeps_pool }));
-            }
-            What::Lag { node, time } => {
-                self.network.lag(node, now_at + time);
-                self.hears_all_at_once(node, time, now);
-            }
-            What::Import { node, says } => {
-                if !self.network.stop_node(node) {
-                    return Ok(());
-                }
-                self.later.push((now_at + STOPPED, After::StartImport { node, says }));
-                self.hears_all_at_once(node, STOPPED + IMPORT, now);
-            }
-            What::Reorg { depth } => {
-                self.told_again(depth, now);
-                let undone: HashSet<_> = self.network.reorg(depth).into_iter().collect();
-                for wish in &mut self.searchers.log().wishes {
-                    wish.is_void |= undone.contains(&wish.tx);
-                }
-            }
-            What::FlipBack { depth } => self.flip = depth,
-            What::Burst { count } => self.network.burst(count),
-            What::Kill { member, down } => {
-                let seat = &mut self.seats[member];
-                let Some(running) = seat.running() else { return Ok(()) };
-                running.signal(Signal::SIGKILL)?;
-                seat.member = None;
-                seat.kills.push(now);
-                seat.lead_to(None);
-                self.later.push((now_at + down, After::StartMember(member)));
-            }
-            What::Replace { member, down } => {
-                let way = [Part::Fleet];
-                // Without a stream that stores it has until its deadline, and no longer.
-                let may_lose = due(now, &way, &self.troubles) > now + GRACE_NS;
-                let seat = &mut self.seats[member];
-                let is_unasked = seat.is_unasked();
-                let running = seat.member.take_if(|_| !is_unasked);
-                let Some(running) = running else { return Ok(()) };
-                running.finish()?;
-                seat.kills.extend(may_lose.then(now_ns));
-                seat.lead_to(None);
-                self.later.push((Instant::now() + down, After::StartMember(member)));
-            }
-            What::Stop { member, time } => {
-                let seat = &mut self.seats[member];
-                let Some(running) = seat.running() else { return Ok(()) };
-                running.signal(Signal::SIGSTOP)?;
-                seat.is_stopped = true;
-                self.later.push((now_at + time, After::Continue(member)));
-            }
-            What::KillServer { leader, down } => {
-                let Some(cluster) = &mut self.cluster else { return Ok(()) };
-                // A second one would take the majority.
-                if cluster.servers().iter().any(|server| server.pid().is_none()) {
-                    return Ok(());
-                }
-                let leads = cluster.stream_leader(&stream_name(Flow::Private, DEV_CHAIN_ID));
-                let server = (0..3).find(|at| (Some(*at) == leads) == leader).unwrap_or(0);
-                cluster.server(server).kill9()?;
-                self.later.push((now_at + down, After::StartServer(server)));
-            }
-            What::Quirk { node, quirk, time } => {
-                self.network.set_quirk(node, Some(quirk));
-                self.later.push((now_at + time, After::EndQuirk(node)));
-            }
-            What::Clock { member, fault, time } => {
-                let Some(clock) = &mut self.seats[member].clock else { return Ok(()) };
-                clock.strike(fault)?;
-                self.later.push((now_at + time, After::SetClock(member)));
-            }
-            What::RefuseResources { member, time } => {
-                let seat = &mut self.seats[member];
-                let Some(running) = seat.running() else { return Ok(()) };
-                running.refuse_resources(true)?;
-                seat.is_refused = true;
-                self.later.push((now_at + time, After::GiveResources(member)));
-            }
-            What::Real(node, fault) => self.real.strike(node, fault)?,
-            What::StallNet { member, time } => {
-                self.net(member, |net| net.stalls_until = now_at + time)
-            }
-            What::ResetNet { member } => self.net(member, |net| net.resets += 1),
-            What::HalfClose { member } => self.net(member, |net| net.half_closes += 1),
-            What::Attack { attack, member, time, addresses } => {
-                let Some(server) = self.seats[member].address else { return Ok(()) };
-                let (ready, world, head) = (self.ready.take(), self.world.clone(), self.head);
-                let announced = self.network.ledger().txs.len();
-                self.attacks.push(thread::spawn(move || {
-                    let mut attacker =
-                        ready.map_or_else(|| attacker(attack, &world, head, announced), Ok)?;
-                    attacker.request(&attack::Request::Run { server, lasts: time, addresses })
-                }));
-            }
-        }
-        if let Some((part, bound)) = what.touches(self.world.tps) {
-            Trouble::new(part, now, bound).add_to(&mut self.troubles);
-        }
-        self.say(&format!("{what:?}"));
-        self.outcomes.struck.push((self.begin.elapsed(), what));
-        Ok(())
-    }
-
-    /// The latest heads, which the builders leave and come to again.
-    fn told_again(&mut self, depth: usize, now: u64) {
-        let latest = self.told.iter().rev().take(depth);
-        self.told_last.extend(latest.map(|(number, _)| (*number, now)));
-    }
-
-    /// After so long the node hears of all that the others had told, also of reorgs.
-    fn hears_all_at_once(&mut self, node: usize, after: Duration, now: u64) {
-        let from = now + after.as_nanos() as u64;
-        for (at, plan) in self.world.members.iter().enumerate() {
-            if plan.nodes.contains(&node) {
-                Trouble::new(Part::Member(at), from, SLOT * 3).add_to(&mut self.troubles);
-            }
-        }
-    }
-
-    fn net(&self, member: usize, change: impl FnOnce(&mut net::State)) {
-        if let Some(net) = &self.seats[member].net {
-            net.change(change);
-        }
-    }
-
-    fn end(&mut self, after: After) -> Result<(), Failure> {
-        match after {
-            After::StartNode { node, keeps_pool } => self.network.start_node(node, keeps_pool)?,
-            After::StartImport { node, says } => {
-                self.network.start_import(node, says)?;
-                self.later.push((Instant::now(), After::Import(node)));
-            }
-            After::Import(node) => {
-                if self.network.import(node) {
-                    self.later.push((Instant::now() + IMPORTED_EACH, After::Import(node)));
-                }
-                return Ok(());
-            }
-            After::StartMember(at) => {
-                let seat = &mut self.seats[at];
-                seat.start()?;
-                starts(at, seat.started).add_to(&mut self.troubles);
-            }
-            After::Continue(at) => {
-                let seat = &mut self.seats[at];
-                seat.is_stopped = false;
-                seat.member.iter().try_for_each(|member| member.signal(Signal::SIGCONT))?;
-            }
-            After::EndQuirk(node) => self.network.set_quirk(node, None),
-            After::SetClock(at) => {
-                self.seats[at].clock.as_mut().map_or(Ok(()), Clock::set_right)?;
-            }
-            After::GiveResources(at) => {
-                let seat = &mut self.seats[at];
-                seat.is_refused = false;
-                seat.member.as_mut().map_or(Ok(()), |member| member.refuse_resources(false))?;
-            }
-            After::StartServer(at) => {
-                if let Some(cluster) = &mut self.cluster {
-                    cluster.server(at).spawn()?;
-                }
-            }
-        }
-        self.say(&format!("{after:?}"));
-        Ok(())
+fn member_config(
+    folder: &Path,
+    world: &World,
+    number: usize,
+    plan: &MemberPlan,
+    servers: &[String],
+) -> Config {
+    let path = |node: &usize| -> PathBuf { folder.join(format!("node-{node}.ipc")) };
+    let servers_if = |is_used: bool| if is_used { servers.to_vec() } else { Vec::new() };
+    Config {
+        nodes: plan.nodes.iter().map(path).collect(),
+        rpc: plan.has_rpc.then(known_signers),
+        name: format!("member-{number}"),
+        publishes_to: servers_if(plan.has_rpc),
+        reads_from: servers_if(plan.reads_fleet),
+        takes_objects: number % 2 == 1 || world.setup != Setup::Small,
+        is_slow: plan.is_slow,
+        has_heads: number == 0,
+        trusted_proxies: vec![attack::PROXY.into()],
+        trusted_fronts: vec![attack::FRONT.into()],
+        setup: world.setup,
+        ..Config::default()
     }
 }
 
-/// A process that has signed what it will send.
-fn attacker(attack: Attack, world: &World, head: u64, announced: usize) -> io::Result<Process> {
+/// Returns the attack of a world that has one attack, before anything else.
+fn first_attack(world: &World) -> Option<Attack> {
+    match world.timeline.first() {
+        Some((_, Incident::Attack { attack, .. })) => Some(*attack),
+        _ => None,
+    }
+}
+
+fn target(world: &World, network: &Network, head: u64, announced: usize) -> attack::Target {
+    attack::Target {
+        head,
+        seed: world.seed,
+        blobs_per_mille: [world.blobs_per_mille, world.six_blobs_per_mille],
+        announced,
+        shared_tx: network.shared_tx.as_ref().map(|(_, raw)| raw.clone()),
+    }
+}
+
+/// Starts an attacker's process, which signs its requests.
+fn prepare_attacker(
+    attack: Attack,
+    most_requests: u64,
+    target: attack::Target,
+) -> io::Result<Process> {
     let mut attacker = Process::spawn(attack::ROLE)?;
-    let target = attack::Target { head, seed: world.seed, announced };
-    let most_requests = world.most_requests;
     let prepare = attack::Request::Prepare { attack, most_requests, target };
     attacker.request::<attack::Tally>(&prepare)?;
     Ok(attacker)
 }
 
-const fn starts(member: usize, from: u64) -> Trouble {
-    Trouble::new(Part::Member(member), from, STARTED)
+const fn startup(member: usize, started_at: u64) -> Disturbance {
+    Disturbance::new(Part::Member(member), started_at, STARTED)
+}
+
+impl Run<'_> {
+    fn print(&self, text: &str) {
+        if !self.is_quiet {
+            println!("{:7.1} s  {text}", self.begin.elapsed().as_secs_f64());
+        }
+    }
+
+    fn conduct(mut self) -> Result<RunResult, Failure> {
+        let timeline = self.world.timeline.clone();
+        let mut timeline = timeline.into_iter().peekable();
+        let mut next_head = self.begin + SLOT;
+        while self.begin.elapsed() < self.world.duration && self.result.violations.is_empty() {
+            // The check is just before the head: what the builder holds when the block comes.
+            let check_at = next_head - SLOT / 6;
+            while Instant::now() < check_at {
+                while let Some((_, incident)) =
+                    timeline.next_if(|(time, _)| self.begin.elapsed() >= *time)
+                {
+                    self.strike(incident)?;
+                }
+                let now = Instant::now();
+                let due: Vec<_> = self.scheduled.extract_if(.., |(time, _)| *time <= now).collect();
+                for (_, recovery) in due {
+                    self.recover(recovery)?;
+                }
+                self.real.end_faults()?;
+                let hosts = self.members.iter().filter_map(|member| member.host.as_ref());
+                hosts.filter(|host| host.is_drifting()).try_for_each(Host::write_offset)?;
+                self.rest();
+            }
+            self.check_builders()?;
+            self.check_real()?;
+            self.advance_chain()?;
+            next_head = (next_head + SLOT).max(Instant::now() + SLOT / 2);
+        }
+        self.searchers.must_stop.store(true, Relaxed);
+        self.judge_growth();
+        self.summarize()?;
+        Ok(std::mem::take(&mut self.result))
+    }
+
+    fn check_real(&mut self) -> Result<(), Failure> {
+        let check = self.real.check(self.members.len(), &mut self.disturbances)?;
+        self.result.violations.extend(check.violations);
+        self.checks += check.checks;
+        if !check.text.is_empty() {
+            self.print(&check.text);
+        }
+        Ok(())
+    }
+
+    /// Mines a block and announces its head.
+    fn advance_chain(&mut self) -> Result<(), Failure> {
+        let private = self.private_for_block();
+        let flip_depth = std::mem::take(&mut self.flip_depth);
+        self.reannounce(flip_depth, now_ns());
+        self.chain_heads.push((self.head + 1, now_ns()));
+        if flip_depth > 0 {
+            self.network.flip_back(flip_depth)?;
+        }
+        let mines_shared = std::mem::take(&mut self.mines_shared);
+        self.is_shared_mined |= mines_shared;
+        self.head = self.network.mine(&private, self.world.mines, mines_shared)?;
+        self.searchers.head.store(self.head, Relaxed);
+        Ok(())
+    }
+
+    /// Sleeps for a moment, and notices whether the machine stood still meanwhile, as a shared one
+    /// does now and then: nobody can be in time then.
+    fn rest(&mut self) {
+        let begins = now_ns();
+        thread::sleep(Duration::from_millis(10));
+        let elapsed = Duration::from_nanos(now_ns() - begins);
+        if elapsed > STOOD_STILL {
+            self.print(&format!("the machine stood still for {:.1} s", elapsed.as_secs_f64()));
+            Disturbance::new(Part::All, begins, elapsed).add_to(&mut self.disturbances);
+        }
+    }
+
+    /// Returns the transactions of searchers that the next block contains, as if a builder had won
+    /// it.
+    fn private_for_block(&self) -> Vec<alloy_primitives::Bytes> {
+        let next = self.head + 1;
+        let mut log = self.searchers.log();
+        let recent = log.orders.len().saturating_sub(1_000);
+        let mut chosen = Vec::new();
+        for order in &mut log.orders[recent..] {
+            let is_sure = order.messages.iter().all(|sent| sent.outcome == Outcome::Accepted)
+                && order.messages.last().is_some_and(|sent| sent.content.is_some());
+            let is_drawn = order.tx[31].is_multiple_of(4);
+            if is_sure && is_drawn && order.mined_in.is_none() && order.block == Some(next) {
+                order.mined_in = Some(next);
+                chosen.push(order.raw.clone());
+            }
+        }
+        chosen
+    }
+
+    /// Lets an incident happen. One that finds its victim down or struck already has no effect.
+    fn strike(&mut self, incident: Incident) -> Result<(), Failure> {
+        let now = now_ns();
+        if !self.has_struck(incident, now)? {
+            return Ok(());
+        }
+        if let Some((part, duration)) = incident.disturbs(self.world.tps) {
+            Disturbance::new(part, now, duration).add_to(&mut self.disturbances);
+        }
+        self.print(&format!("{incident:?}"));
+        self.result.incidents.push((self.begin.elapsed(), incident));
+        Ok(())
+    }
+
+    fn schedule(&mut self, delay: Duration, recovery: Recovery) {
+        self.scheduled.push((Instant::now() + delay, recovery));
+    }
+
+    /// Lets an incident happen. Returns whether it had an effect.
+    fn has_struck(&mut self, incident: Incident, now: u64) -> Result<bool, Failure> {
+        match incident {
+            Incident::Node(node, fault) => self.network.inject(node, fault),
+            Incident::RestartNode { node, down, keeps_pool } => {
+                if !self.network.stop_node(node) {
+                    return Ok(false);
+                }
+                self.schedule(down, Recovery::StartNode { node, keeps_pool });
+            }
+            Incident::Lag { node, time } => {
+                self.network.lag(node, Instant::now() + time);
+                self.disturb_readers(node, time, SLOT * 3);
+            }
+            Incident::Import { node, says } => {
+                if !self.network.stop_node(node) {
+                    return Ok(false);
+                }
+                self.schedule(NODE_DOWN, Recovery::StartImport { node, says });
+                self.disturb_readers(node, NODE_DOWN + IMPORT, SLOT * 3);
+            }
+            Incident::OtherGenesis { node, time } => {
+                if !self.network.stop_node(node) {
+                    return Ok(false);
+                }
+                self.schedule(NODE_DOWN, Recovery::StartOtherGenesis { node, time });
+                self.disturb_readers(node, Duration::ZERO, NODE_DOWN + time + DIALLED + STARTED);
+            }
+            Incident::Reorg { depth } => {
+                self.reannounce(depth, now);
+                let undone: HashSet<_> = self.network.reorg(depth).into_iter().collect();
+                for order in &mut self.searchers.log().orders {
+                    order.is_void |= undone.contains(&order.tx);
+                }
+                let shared = self.network.shared_tx.as_ref();
+                if shared.is_some_and(|(hash, _)| undone.contains(hash)) {
+                    (self.is_shared_mined, self.shared_undone_at) = (false, now);
+                }
+            }
+            Incident::FlipBack { depth } => self.flip_depth = depth,
+            Incident::Burst { count } => self.network.burst(count),
+            Incident::MineShared => self.mines_shared = true,
+            Incident::Kill { member: number, down } => {
+                let member = &mut self.members[number];
+                let Some(process) = member.answering() else { return Ok(false) };
+                process.signal(Signal::SIGKILL)?;
+                member.process = None;
+                member.kills.push(now);
+                member.connect_searchers(None);
+                self.schedule(down, Recovery::StartMember(number));
+            }
+            Incident::Replace { member: number, down } => {
+                // Without a stream that stores, a shutdown publishes until its deadline and no
+                // longer.
+                let is_disturbed = deadline(now, &[Part::Fleet], &self.disturbances);
+                let may_lose = is_disturbed > now + GRACE_NS;
+                let member = &mut self.members[number];
+                let is_mute = member.is_mute();
+                let process = member.process.take_if(|_| !is_mute);
+                let Some(process) = process else { return Ok(false) };
+                process.finish()?;
+                member.kills.extend(may_lose.then(now_ns));
+                member.connect_searchers(None);
+                self.schedule(down, Recovery::StartMember(number));
+            }
+            Incident::Stop { member: number, time } => {
+                let member = &mut self.members[number];
+                let Some(process) = member.answering() else { return Ok(false) };
+                process.signal(Signal::SIGSTOP)?;
+                member.is_stopped = true;
+                self.schedule(time, Recovery::Continue(number));
+            }
+            Incident::KillServer { leader, down } => {
+                let Some(fleet) = &mut self.fleet else { return Ok(false) };
+                if fleet.kill(leader)?.is_none() {
+                    return Ok(false);
+                }
+                self.schedule(down, Recovery::RecoverServer);
+            }
+            Incident::StopServer { leader, time } => {
+                let Some(fleet) = &mut self.fleet else { return Ok(false) };
+                if fleet.stop(leader)?.is_none() {
+                    return Ok(false);
+                }
+                self.schedule(time, Recovery::RecoverServer);
+            }
+            Incident::CutServer { server, time } => {
+                let Some(fleet) = &mut self.fleet else { return Ok(false) };
+                if !fleet.cut(server, Instant::now() + time) {
+                    return Ok(false);
+                }
+                self.schedule(time, Recovery::RecoverServer);
+            }
+            Incident::ResetServer { server } => {
+                let Some(fleet) = &self.fleet else { return Ok(false) };
+                fleet.reset(server);
+            }
+            Incident::FillDisk { server, time } => {
+                let Some(fleet) = &mut self.fleet else { return Ok(false) };
+                if !fleet.fill_disk(server)? {
+                    return Ok(false);
+                }
+                self.schedule(time, Recovery::EmptyDisk);
+            }
+            Incident::Quirk { node, quirk, time } => {
+                self.network.set_quirk(node, Some(quirk));
+                self.schedule(time, Recovery::EndQuirk(node));
+            }
+            Incident::Clock { member, fault, time } => {
+                let Some(host) = &mut self.members[member].host else { return Ok(false) };
+                host.disturb_clock(fault)?;
+                self.schedule(time, Recovery::CorrectClock(member));
+            }
+            Incident::RefuseResources { member: number, time } => {
+                let member = &mut self.members[number];
+                let Some(process) = member.answering() else { return Ok(false) };
+                process.refuse_files(true)?;
+                member.is_starved = true;
+                member.host.as_ref().map_or(Ok(()), |host| host.refuse_threads(true))?;
+                self.schedule(time, Recovery::GiveResources(number));
+            }
+            Incident::Real(node, fault) => self.real.strike(node, fault)?,
+            Incident::StallLink { member, time } => {
+                self.change_link(member, |link| link.stalled_until = Instant::now() + time);
+            }
+            Incident::ResetLink { member } => self.change_link(member, |link| link.resets += 1),
+            Incident::HalfClose { member } => {
+                self.change_link(member, |link| link.half_closes += 1);
+            }
+            Incident::Attack { attack, member, time, addresses } => {
+                let Some(server) = self.members[member].server else { return Ok(false) };
+                let prepared = self.prepared_attacker.take();
+                let announced = self.network.ledger().txs.len();
+                let target = target(self.world, &self.network, self.head, announced);
+                let most_requests = self.world.most_requests;
+                self.attackers.push(thread::spawn(move || {
+                    let mut attacker = match prepared {
+                        Some(attacker) => attacker,
+                        None => prepare_attacker(attack, most_requests, target)?,
+                    };
+                    attacker.request(&attack::Request::Run { server, duration: time, addresses })
+                }));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Records that the latest heads are announced again: the builders leave them and come back.
+    fn reannounce(&mut self, depth: usize, now: u64) {
+        let latest = self.chain_heads.iter().rev().take(depth);
+        self.reannounced_at.extend(latest.map(|(number, _)| (*number, now)));
+    }
+
+    /// Records that the members that read a node are late for a while, from `delay` on: the node
+    /// announces at once what the others had announced meanwhile, reorgs too.
+    fn disturb_readers(&mut self, node: usize, delay: Duration, duration: Duration) {
+        let begins = now_ns() + delay.as_nanos() as u64;
+        for (number, plan) in self.world.members.iter().enumerate() {
+            if plan.nodes.contains(&node) {
+                let part = Part::Member(number);
+                Disturbance::new(part, begins, duration).add_to(&mut self.disturbances);
+            }
+        }
+    }
+
+    /// Records that the members that read a node forget what they knew: it begins another chain.
+    fn forget_at_readers(&mut self, node: usize) {
+        for (plan, member) in self.world.members.iter().zip(&mut self.members) {
+            if plan.nodes.contains(&node) {
+                member.remembers_since = now_ns();
+            }
+        }
+    }
+
+    fn change_link(&self, member: usize, change: impl FnOnce(&mut link::State)) {
+        if let Some(link) = &self.members[member].link {
+            link.change(change);
+        }
+    }
+
+    /// Ends an incident.
+    fn recover(&mut self, recovery: Recovery) -> Result<(), Failure> {
+        match recovery {
+            Recovery::StartNode { node, keeps_pool } => {
+                self.network.start_node(node, keeps_pool)?;
+            }
+            Recovery::StartImport { node, says } => {
+                self.network.start_import(node, says)?;
+                self.schedule(Duration::ZERO, Recovery::Import(node));
+            }
+            Recovery::Import(node) => {
+                if self.network.import(node) {
+                    self.schedule(IMPORT_STEP, Recovery::Import(node));
+                }
+                return Ok(());
+            }
+            Recovery::StartOtherGenesis { node, time } => {
+                self.network.start_other_genesis(node)?;
+                self.forget_at_readers(node);
+                self.schedule(time, Recovery::ReturnToGenesis(node));
+            }
+            Recovery::ReturnToGenesis(node) => {
+                self.network.stop_node(node);
+                self.network.start_node(node, true)?;
+                self.forget_at_readers(node);
+            }
+            Recovery::StartMember(number) => {
+                let member = &mut self.members[number];
+                member.start()?;
+                startup(number, member.remembers_since).add_to(&mut self.disturbances);
+            }
+            Recovery::Continue(member) => {
+                let member = &mut self.members[member];
+                member.is_stopped = false;
+                member.process.iter().try_for_each(|process| process.signal(Signal::SIGCONT))?;
+            }
+            Recovery::EndQuirk(node) => self.network.set_quirk(node, None),
+            Recovery::CorrectClock(member) => {
+                self.members[member].host.as_mut().map_or(Ok(()), Host::correct_clock)?;
+            }
+            Recovery::GiveResources(member) => {
+                let member = &mut self.members[member];
+                member.is_starved = false;
+                member.host.as_ref().map_or(Ok(()), |host| host.refuse_threads(false))?;
+                if let Some(process) = &mut member.process {
+                    process.refuse_files(false)?;
+                }
+            }
+            Recovery::RecoverServer => {
+                self.fleet.as_mut().map_or(Ok(()), Fleet::recover)?;
+            }
+            Recovery::EmptyDisk => {
+                self.fleet.as_mut().map_or(Ok(()), Fleet::empty_disk)?;
+            }
+        }
+        self.print(&format!("{recovery:?}"));
+        Ok(())
+    }
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
         // A stopped process would never see that its stdin is closed.
-        let stopped = self.seats.iter().filter(|seat| seat.is_stopped);
-        for member in stopped.flat_map(|seat| &seat.member) {
-            _ = member.signal(Signal::SIGCONT);
+        let stopped = self.members.iter().filter(|member| member.is_stopped);
+        for process in stopped.flat_map(|member| &member.process) {
+            _ = process.signal(Signal::SIGCONT);
         }
     }
 }

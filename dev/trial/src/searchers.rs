@@ -1,9 +1,13 @@
-//! Honest searchers: eight whom the hosts know, eight unknown at addresses of their own, eight behind one address. They send
-//! bundles and private transactions, replace with and without nonces, and cancel, each time at any machine; now and then a
-//! bundle that was cancelled comes again, as a request does that was long under way. Their log is what the oracle knows of them.
+//! Honest searchers, and the log of their messages: what the oracle knows of searchers' orders.
+//!
+//! Eight are known to the hosts, eight are unknown at addresses of their own, and eight are unknown
+//! behind one address. They send bundles and private transactions, replace with and without nonces,
+//! and cancel, each time at any machine. Now and then a bundle that was cancelled comes again, as a
+//! request does that was delayed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
+    io,
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard,
@@ -30,79 +34,88 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::{lock, oracle::Outcome, world::World};
 
 const SEARCHERS: u64 = 24;
-/// The first of the keys that sign transactions: each has one, so that no order depends on another.
-const SENDERS: u64 = 1 << 20;
-/// A request without an answer is given up.
+
+/// The first of the keys that sign transactions: each transaction has its own, so that no order
+/// depends on another.
+const SENDER_KEYS: u64 = 1 << 20;
+
+/// A request without an answer is given up after this long.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How often the monitor of a scenario asks.
-const MONITOR: Duration = Duration::from_millis(20);
+
+/// The time between two requests of the monitor, in a scenario.
+const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Requests with these reasons were refused for want of time, were too late, or contained a transaction
+/// of a block. Any other refusal means that orders of others have the place.
+const OWN_REASONS: [&str; 5] = ["no_permit", "head_unknown", "shutting_down", "params", "mined"];
 
 /// A message, and how it ended.
 #[derive(Clone, Debug)]
-pub(crate) struct Sent {
+pub(crate) struct SentMessage {
     pub(crate) machine: usize,
-    pub(crate) makes: Option<B256>,
+    /// The content that the order has from then on; `None` after a cancellation.
+    pub(crate) content: Option<B256>,
     pub(crate) outcome: Outcome,
-    pub(crate) sent: u64,
-    /// Of the answer; far ahead as long as there is none.
-    pub(crate) answered: u64,
+    pub(crate) sent_at: u64,
+    /// When the answer came; far ahead while there is none.
+    pub(crate) answered_at: u64,
     pub(crate) answer: String,
-    /// It repeats what a cancellation has ended.
+    /// Whether it repeats what a cancellation has ended.
     pub(crate) is_late: bool,
 }
 
-impl Sent {
-    /// Whether it was refused though the machine had time for it, knew a head, and was not so late that the block was over:
-    /// something of others has its place.
+impl SentMessage {
+    /// Whether it was refused because orders of others have its place.
     pub(crate) fn is_displaced(&self) -> bool {
-        let untimely = ["no_permit", "head_unknown", "shutting_down", "params"];
-        let is_untimely = untimely.iter().any(|word| self.answer.ends_with(word));
-        self.outcome == Outcome::Refused && !is_untimely && !self.is_late
+        let has_own_reason = OWN_REASONS.iter().any(|reason| self.answer.ends_with(reason));
+        self.outcome == Outcome::Refused && !has_own_reason && !self.is_late
     }
 }
 
-/// What a searcher wants of one uuid, or of one private transaction.
+/// An order of a searcher: a bundle with its replacements, or a private transaction.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct SearcherOrder {
     pub(crate) searcher: u64,
     uuid: Option<String>,
+    /// Whether its messages have replacement nonces.
     is_numbered: bool,
     pub(crate) is_private: bool,
-    /// Its block, or the last one of a private transaction; of a bundle for the next block none.
+    /// Its block, or the last one of a private transaction; `None` for a bundle for the next block.
     pub(crate) block: Option<u64>,
-    pub(crate) messages: Vec<Sent>,
-    /// No message is sent any more.
+    pub(crate) messages: Vec<SentMessage>,
+    /// Whether no further message is sent.
     is_closed: bool,
     /// The latest transaction.
     pub(crate) raw: Bytes,
     pub(crate) tx: B256,
     /// The block that contains its transaction.
-    pub(crate) mined: Option<u64>,
-    /// Its transaction became public by a reorg: nothing is promised of it.
+    pub(crate) mined_in: Option<u64>,
+    /// Whether a reorg made its transaction public: nothing is promised any more.
     pub(crate) is_void: bool,
 }
 
-impl Wish {
+impl SearcherOrder {
+    /// Returns the contents that it has had.
     pub(crate) fn versions(&self) -> impl Iterator<Item = B256> {
-        self.messages.iter().filter_map(|message| message.makes)
+        self.messages.iter().filter_map(|message| message.content)
     }
 
-    /// Whether it is a bundle, and a cancellation was the last of its messages. A private transaction that is sent again is
-    /// one that is wanted again.
+    /// Whether it is a bundle whose last message was a cancellation. A private transaction that is
+    /// sent again is one that is wanted again.
     fn is_cancelled_bundle(&self) -> bool {
         let [.., before, last] = &self.messages[..] else { return false };
         let are_sure = [before, last].iter().all(|sent| sent.outcome == Outcome::Accepted);
-        are_sure && last.makes.is_none() && self.uuid.is_some()
+        are_sure && last.content.is_none() && self.uuid.is_some()
     }
 
     /// Whether it can be replaced or cancelled.
     const fn is_open(&self) -> bool {
         let can_change = self.uuid.is_some() || self.is_private;
-        can_change && !self.is_closed && self.mined.is_none()
+        can_change && !self.is_closed && self.mined_in.is_none()
     }
 
-    /// With its uuid and nonce, as far as it has them.
-    fn named(&self, mut params: Value, nonce: Option<u64>) -> Value {
+    /// Adds its uuid and the nonce, as far as it has them.
+    fn with_key(&self, mut params: Value, nonce: Option<u64>) -> Value {
         if let Some(uuid) = &self.uuid {
             params["replacementUuid"] = uuid.as_str().into();
         }
@@ -112,52 +125,57 @@ impl Wish {
         params
     }
 
-    /// That sends it with this transaction.
-    fn request(&self, raw: &Bytes, nonce: Option<u64>, signer: &Account) -> Vec<u8> {
+    /// Returns the request that sends it with its latest transaction.
+    fn request(&self, shared: Option<&Bytes>, nonce: Option<u64>, signer: &Account) -> Vec<u8> {
+        let raw = &self.raw;
         let block = self.block.map(|block| format!("{block:#x}"));
         if self.is_private {
             let private = json!([{ "tx": raw, "maxBlockNumber": block }]);
             return call("eth_sendPrivateTransaction", &private, Some(signer));
         }
-        let mut bundle = json!({ "txs": [raw] });
+        let txs: Vec<_> = shared.into_iter().chain([raw]).collect();
+        let mut bundle = json!({ "txs": txs });
         if let Some(block) = block {
             bundle["blockNumber"] = block.into();
         }
-        call("eth_sendBundle", &json!([self.named(bundle, nonce)]), Some(signer))
+        call("eth_sendBundle", &json!([self.with_key(bundle, nonce)]), Some(signer))
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Log {
-    pub(crate) wishes: Vec<Wish>,
-    /// By what came of them: `new`, `replaced`, `cancelled` if accepted, and the reasons if not.
+    pub(crate) orders: Vec<SearcherOrder>,
+    /// Messages by their result: `new`, `replaced`, `cancelled` if accepted, and the reason if not.
     pub(crate) counts: BTreeMap<String, u64>,
-    /// From when a request was due to its answer, if it was accepted; of unknown signers, and of known ones.
-    pub(crate) took: [Histogram<u64>; 2],
-    /// Refused or without an answer, of unknown signers and of known ones.
+    /// The time of accepted requests from when they were due to their answer; of unknown signers,
+    /// and of known ones.
+    pub(crate) answer_times: [Histogram<u64>; 2],
+    /// Requests that were refused or not answered, of unknown signers and of known ones.
     pub(crate) refused: [u64; 2],
-    /// Of the monitor's requests.
-    pub(crate) health: Histogram<u64>,
+    /// The times of the monitor's requests.
+    pub(crate) health_times: Histogram<u64>,
 }
 
 impl Log {
-    /// Messages that were answered with success, late ones aside.
+    /// Returns the number of messages that were answered with success, late ones aside.
     pub(crate) fn accepted(&self) -> u64 {
         ["new", "replaced", "cancelled"].iter().filter_map(|kind| self.counts.get(*kind)).sum()
     }
 }
 
-/// What all searchers share.
+/// The state that all searchers share.
 #[derive(Debug)]
 pub(crate) struct Searchers {
     log: Mutex<Log>,
-    /// Where the machines listen, as the searchers know them.
+    /// The members with an RPC server, and where the searchers reach them.
     machines: Vec<(usize, SocketAddr)>,
     pub(crate) head: AtomicU64,
-    keys: AtomicU64,
-    pub(crate) stop: AtomicBool,
+    next_key: AtomicU64,
+    pub(crate) must_stop: AtomicBool,
     /// Further bytes of each transaction.
     upload_bytes: usize,
+    /// The transaction that all bundles contain besides their own.
+    shared_tx: Option<(B256, Bytes)>,
 }
 
 pub(crate) const fn is_known(searcher: u64) -> bool {
@@ -168,7 +186,7 @@ pub(crate) fn known_signers() -> Vec<Address> {
     (0..SEARCHERS).filter(|number| is_known(*number)).map(|number| key(number).address).collect()
 }
 
-/// Keys from numbers, so that every run sends the same.
+/// Derives a key from a number, so that every run sends the same.
 fn key(number: u64) -> Account {
     Account::from_entropy(0, number)
 }
@@ -181,75 +199,89 @@ fn address(searcher: u64) -> Ipv4Addr {
 }
 
 impl Searchers {
-    pub(crate) fn start(machines: Vec<(usize, SocketAddr)>, head: u64, world: &World) -> Arc<Self> {
-        let World { seed, searchers_tps: tps, .. } = *world;
+    pub(crate) fn start(
+        machines: Vec<(usize, SocketAddr)>,
+        head: u64,
+        shared_tx: Option<(B256, Bytes)>,
+        world: &World,
+    ) -> Arc<Self> {
+        let World { seed, searchers_tps, .. } = *world;
         let log = Log {
-            wishes: Vec::new(),
+            orders: Vec::new(),
             counts: BTreeMap::new(),
-            took: [histogram(), histogram()],
+            answer_times: [histogram(), histogram()],
             refused: [0; 2],
-            health: histogram(),
+            health_times: histogram(),
         };
-        let all = Arc::new(Self {
+        let searchers = Arc::new(Self {
             log: Mutex::new(log),
             machines,
             head: head.into(),
-            keys: AtomicU64::new(SENDERS),
-            stop: AtomicBool::new(false),
+            next_key: AtomicU64::new(SENDER_KEYS),
+            must_stop: AtomicBool::new(false),
             upload_bytes: world.upload_bytes,
+            shared_tx,
         });
         if world.setup != Setup::Small {
-            tokio::spawn(Arc::clone(&all).watch_health());
+            tokio::spawn(Arc::clone(&searchers).monitor_health());
         }
         for searcher in 0..SEARCHERS {
             let rng = ChaCha8Rng::seed_from_u64(seed ^ (searcher + 1).wrapping_mul(0x9e37_79b9));
-            tokio::spawn(Arc::clone(&all).act(searcher, rng, SEARCHERS as f64 / tps));
+            let interval_s = SEARCHERS as f64 / searchers_tps;
+            tokio::spawn(Arc::clone(&searchers).send_messages(searcher, rng, interval_s));
         }
-        all
+        searchers
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
         lock(&self.log)
     }
 
-    async fn act(self: Arc<Self>, searcher: u64, mut rng: ChaCha8Rng, between_s: f64) {
+    async fn send_messages(self: Arc<Self>, searcher: u64, mut rng: ChaCha8Rng, interval_s: f64) {
         let signer = key(searcher);
         let mut connections: BTreeMap<usize, Connection> = BTreeMap::new();
-        // A server that stands still is not asked less often.
+        // A server that does not answer is not asked less often.
         let mut due = Instant::now();
-        while !self.stop.load(Relaxed) {
-            due += Duration::from_secs_f64(between_s * rng.random_range(0.2..1.8));
+        while !self.must_stop.load(Relaxed) {
+            due += Duration::from_secs_f64(interval_s * rng.random_range(0.2..1.8));
             sleep_until(due).await;
-            let (wish, kind, request) = self.choose(searcher, &signer, &mut rng);
-            let (machine, address) = self.machines[rng.random_range(0..self.machines.len())];
-            if let Some(message) = self.log().wishes[wish].messages.last_mut() {
-                (message.machine, message.sent) = (machine, now_ns());
+            let (order, kind, request) = self.choose(searcher, &signer, &mut rng);
+            let (machine, server) = self.machines[rng.random_range(0..self.machines.len())];
+            if let Some(message) = self.log().orders[order].messages.last_mut() {
+                (message.machine, message.sent_at) = (machine, now_ns());
             }
-            let sending = send(&mut connections, machine, searcher, address, &request);
+            let sending = send(&mut connections, machine, searcher, server, &request);
             let answer = timeout(PATIENCE, sending).await;
             if !matches!(&answer, Ok(Ok(answer)) if !answer.closes) {
                 connections.remove(&machine);
             }
-            self.note(wish, kind, due.elapsed(), answer.ok().and_then(Result::ok));
+            self.record(order, kind, due.elapsed(), answer.ok().and_then(Result::ok));
         }
     }
 
-    /// Asks the first machine how it is.
-    async fn watch_health(self: Arc<Self>) {
+    /// Asks the first machine for its health, again and again.
+    async fn monitor_health(self: Arc<Self>) {
         let request = http::request("/healthz", "", None);
         let (mut due, mut connection) = (Instant::now(), BTreeMap::new());
-        while !self.stop.load(Relaxed) {
-            due += MONITOR;
+        while !self.must_stop.load(Relaxed) {
+            due += MONITOR_INTERVAL;
             sleep_until(due).await;
             let answer = send(&mut connection, 0, 0, self.machines[0].1, &request).await;
             if !answer.is_ok_and(|answer| answer.status == 200 && !answer.closes) {
                 connection.clear();
             }
-            self.log().health.saturating_record(due.elapsed().as_nanos() as u64);
+            self.log().health_times.saturating_record(due.elapsed().as_nanos() as u64);
         }
     }
 
-    /// Decides on a message, and notes it as sent without an answer.
+    /// Returns the bundle hash of a bundle with this transaction.
+    fn bundle_hash(&self, tx: B256) -> B256 {
+        let shared = self.shared_tx.iter().map(|(hash, _)| *hash);
+        keccak256(shared.chain([tx]).flat_map(|hash| hash.0).collect::<Vec<u8>>())
+    }
+
+    /// Decides on a message, and logs it as sent without an answer. Returns its order, its kind and
+    /// the request.
     fn choose(
         &self,
         searcher: u64,
@@ -257,7 +289,8 @@ impl Searchers {
         rng: &mut ChaCha8Rng,
     ) -> (usize, &'static str, Vec<u8>) {
         let head = self.head.load(Relaxed);
-        let key = key(self.keys.fetch_add(1, Relaxed));
+        let shared = self.shared_tx.as_ref().map(|(_, raw)| raw);
+        let key = key(self.next_key.fetch_add(1, Relaxed));
         let (tx, raw) = signed(&key, |tx| {
             tx.value = U256::from(rng.random::<u32>());
             if self.upload_bytes > 0 {
@@ -267,77 +300,80 @@ impl Searchers {
             }
         });
         let mut log = self.log();
-        // Its recent ones whose block is not too near for another message.
-        let recent = log.wishes.len().saturating_sub(2_000);
-        let is_own = |wish: &Wish| {
-            wish.searcher == searcher && wish.block.is_some_and(|block| block >= head + 2)
+        // The searcher's recent orders whose block leaves time for another message.
+        let recent = log.orders.len().saturating_sub(2_000);
+        let is_own = |order: &SearcherOrder| {
+            order.searcher == searcher && order.block.is_some_and(|block| block >= head + 2)
         };
         let own: Vec<_> =
-            (recent..log.wishes.len()).filter(|at| is_own(&log.wishes[*at])).collect();
-        let what = rng.random_range(0..100);
-        let new_message = |makes| Sent {
+            (recent..log.orders.len()).filter(|index| is_own(&log.orders[*index])).collect();
+        let draw = rng.random_range(0..100);
+        let new_message = |content| SentMessage {
             machine: 0,
-            makes,
+            content,
             outcome: Outcome::InDoubt,
-            sent: now_ns(),
-            answered: u64::MAX,
+            sent_at: now_ns(),
+            answered_at: u64::MAX,
             answer: String::new(),
             is_late: false,
         };
-        if what < 4
-            && let Some(at) = own.iter().copied().rfind(|at| log.wishes[*at].is_cancelled_bundle())
+        let mut cancelled = own.iter().copied();
+        if draw < 4
+            && let Some(index) = cancelled.rfind(|index| log.orders[*index].is_cancelled_bundle())
         {
-            let wish = &mut log.wishes[at];
-            let nonce = wish.is_numbered.then_some(wish.messages.len() as u64 - 1);
-            let makes = wish.messages[wish.messages.len() - 2].makes;
-            let request = wish.request(&wish.raw, nonce, signer);
-            wish.messages.push(Sent { is_late: true, ..new_message(makes) });
-            return (at, "late", request);
+            let order = &mut log.orders[index];
+            let nonce = order.is_numbered.then_some(order.messages.len() as u64 - 1);
+            let content = order.messages[order.messages.len() - 2].content;
+            let request = order.request(shared, nonce, signer);
+            order.messages.push(SentMessage { is_late: true, ..new_message(content) });
+            return (index, "late", request);
         }
-        let open: Vec<_> = own.into_iter().filter(|at| log.wishes[*at].is_open()).collect();
-        if what >= 55 && !open.is_empty() {
-            let at = open[rng.random_range(0..open.len())];
-            let wish = &mut log.wishes[at];
-            let nonce = (wish.is_numbered).then_some(wish.messages.len() as u64 + 1);
-            if what < 80 && wish.uuid.is_some() {
-                wish.messages.push(new_message(Some(keccak256(tx))));
-                (wish.raw, wish.tx) = (raw, tx);
-                return (at, "replaced", wish.request(&wish.raw, nonce, signer));
+        let open: Vec<_> = own.into_iter().filter(|index| log.orders[*index].is_open()).collect();
+        if draw >= 55 && !open.is_empty() {
+            let index = open[rng.random_range(0..open.len())];
+            let order = &mut log.orders[index];
+            let nonce = (order.is_numbered).then_some(order.messages.len() as u64 + 1);
+            if draw < 80 && order.uuid.is_some() {
+                order.messages.push(new_message(Some(self.bundle_hash(tx))));
+                (order.raw, order.tx) = (raw, tx);
+                return (index, "replaced", order.request(shared, nonce, signer));
             }
-            wish.messages.push(new_message(None));
-            wish.is_closed = true;
-            let request = if wish.is_private {
-                call("eth_cancelPrivateTransaction", &json!([{ "txHash": wish.tx }]), Some(signer))
+            order.messages.push(new_message(None));
+            order.is_closed = true;
+            let request = if order.is_private {
+                call("eth_cancelPrivateTransaction", &json!([{ "txHash": order.tx }]), Some(signer))
             } else {
-                let cancel = wish.named(json!({}), nonce);
+                let cancel = order.with_key(json!({}), nonce);
                 call("eth_cancelBundle", &json!([cancel]), Some(signer))
             };
-            return (at, "cancelled", request);
+            return (index, "cancelled", request);
         }
-        let at = log.wishes.len();
-        let is_private = what % 5 == 0;
-        let has_uuid = !is_private && what % 5 != 1;
-        let is_next = !is_private && !has_uuid && what % 2 == 0;
-        let wish = Wish {
+        let index = log.orders.len();
+        let is_private = draw % 5 == 0;
+        let has_uuid = !is_private && draw % 5 != 1;
+        let is_next = !is_private && !has_uuid && draw % 2 == 0;
+        let content = if is_private { tx } else { self.bundle_hash(tx) };
+        let order = SearcherOrder {
             searcher,
-            uuid: has_uuid.then(|| format!("33333333-0000-4000-8000-{at:012x}")),
-            is_numbered: what % 2 == 0,
+            uuid: has_uuid.then(|| format!("33333333-0000-4000-8000-{index:012x}")),
+            is_numbered: draw % 2 == 0,
             is_private,
             block: (!is_next).then(|| head + rng.random_range(2..=8)),
-            messages: vec![new_message(Some(if is_private { tx } else { keccak256(tx) }))],
+            messages: vec![new_message(Some(content))],
             is_closed: false,
             raw,
             tx,
-            mined: None,
+            mined_in: None,
             is_void: false,
         };
-        let nonce = (has_uuid && wish.is_numbered).then_some(1);
-        let request = wish.request(&wish.raw, nonce, signer);
-        log.wishes.push(wish);
-        (at, "new", request)
+        let nonce = (has_uuid && order.is_numbered).then_some(1);
+        let request = order.request(shared, nonce, signer);
+        log.orders.push(order);
+        (index, "new", request)
     }
 
-    fn note(&self, wish: usize, kind: &str, took: Duration, answer: Option<Answer>) {
+    /// Logs the answer to the last message of an order.
+    fn record(&self, order: usize, kind: &str, took: Duration, answer: Option<Answer>) {
         let now = now_ns();
         let mut log = self.log();
         let outcome = match &answer {
@@ -347,7 +383,7 @@ impl Searchers {
             Some(answer) if answer.reason() == Some("unknown_private") => Outcome::Accepted,
             Some(_) => Outcome::Refused,
         };
-        let count = match &answer {
+        let result = match &answer {
             None => "no answer".to_owned(),
             Some(_) if outcome == Outcome::Refused && kind == "late" => "late, refused".to_owned(),
             Some(answer) if outcome == Outcome::Refused => {
@@ -355,20 +391,20 @@ impl Searchers {
             }
             _ => kind.to_owned(),
         };
-        *log.counts.entry(count.clone()).or_default() += 1;
-        let known = usize::from(is_known(log.wishes[wish].searcher));
+        *log.counts.entry(result.clone()).or_default() += 1;
+        let known = usize::from(is_known(log.orders[order].searcher));
         if outcome == Outcome::Accepted {
-            log.took[known].saturating_record(took.as_nanos() as u64);
+            log.answer_times[known].saturating_record(took.as_nanos() as u64);
         } else if kind != "late" {
             log.refused[known] += 1;
         }
-        let wish = &mut log.wishes[wish];
-        // What may still be on its way must not overtake a later message.
-        wish.is_closed |=
-            outcome == Outcome::InDoubt || wish.messages.len() == 1 && outcome == Outcome::Refused;
-        wish.is_void |= count.contains("became_public");
-        let message = wish.messages.last_mut().expect("it was sent");
-        (message.outcome, message.answered, message.answer) = (outcome, now, count);
+        let order = &mut log.orders[order];
+        // A message that may still be on its way must not overtake a later one.
+        let is_first_refused = order.messages.len() == 1 && outcome == Outcome::Refused;
+        order.is_closed |= outcome == Outcome::InDoubt || is_first_refused;
+        order.is_void |= result.contains("became_public");
+        let message = order.messages.last_mut().expect("it was sent");
+        (message.outcome, message.answered_at, message.answer) = (outcome, now, result);
     }
 }
 
@@ -378,8 +414,8 @@ async fn send(
     searcher: u64,
     server: SocketAddr,
     request: &[u8],
-) -> std::io::Result<Answer> {
-    if let std::collections::btree_map::Entry::Vacant(entry) = connections.entry(machine) {
+) -> io::Result<Answer> {
+    if let Entry::Vacant(entry) = connections.entry(machine) {
         entry.insert(Connection::open(address(searcher), server).await?);
     }
     connections.get_mut(&machine).expect("just opened").request(request).await

@@ -1,0 +1,190 @@
+//! Gathers the facts that count only if they last over several checks, or compare builders.
+//!
+//! 1. Is a source live for ten seconds while its node lists transactions, of which the pool has
+//!    none?
+//! 2. Is a transaction that was there still there while a node lists it?
+//! 3. Is a machine ready while an order that it has accepted reaches no builder?
+//! 4. Do all builders of a fleet hold the same orders?
+//!
+//! No fault extends the deadlines of the first three: no fault is a reason to say that all is well,
+//! or to lose an order that is there.
+
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+};
+
+use alloy_primitives::B256;
+use testkit::member::Report;
+
+use super::Run;
+use crate::{
+    oracle::{Facts, GRACE_NS, Outcome, READY_NS, deadline},
+    world::Part,
+};
+
+/// Conditions that held at each check since some time.
+#[derive(Debug)]
+struct Lasting<Key>(HashMap<Key, u64>);
+
+impl<Key> Default for Lasting<Key> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<Key: Copy + Eq + Hash> Lasting<Key> {
+    /// Takes the conditions that hold at the check `now`. Returns each with the time of the first
+    /// check of its series.
+    fn update(&mut self, now: u64, holding: impl IntoIterator<Item = Key>) -> Vec<(Key, u64)> {
+        let series = |key| (key, self.0.get(&key).copied().unwrap_or(now));
+        self.0 = holding.into_iter().map(series).collect();
+        self.0.iter().map(|(key, since)| (*key, *since)).collect()
+    }
+}
+
+/// The conditions of the earlier checks.
+#[derive(Debug, Default)]
+pub(super) struct Conditions {
+    /// By member and node.
+    live_in_vain: Lasting<(usize, usize)>,
+    /// By member and transaction.
+    dropped: Lasting<(usize, B256)>,
+    /// By member and order.
+    differing: Lasting<(usize, B256)>,
+}
+
+/// The transactions that each node lists, each with the time since when; `None` for a node that is
+/// down.
+pub(super) type Listed = [Option<Vec<(B256, u64)>>];
+
+impl Run<'_> {
+    /// Adds these facts to those of the members, in their order.
+    pub(super) fn add_lasting_facts(
+        &mut self,
+        reports: &[(usize, Report)],
+        listed: &Listed,
+        now: u64,
+        facts: &mut [Facts],
+    ) {
+        let current = || reports.iter().filter(|(_, report)| report.is_current);
+        let (mut live_in_vain, mut dropped) = (Vec::new(), Vec::new());
+        for (member, report) in current() {
+            live_in_vain.extend(self.live_in_vain(*member, report, listed, now));
+            dropped.extend(self.dropped(*member, listed));
+            if report.is_ready {
+                facts[*member].accepted_in_vain = self.accepted_in_vain(*member, now);
+            }
+        }
+        let builders = current().filter(|(member, _)| self.world.members[*member].reads_fleet);
+        let held = builders
+            .map(|(member, _)| (*member, self.members[*member].view.held().copied().collect()));
+        let differing = differences(&held.collect::<Vec<_>>());
+        for ((member, _), since) in self.conditions.live_in_vain.update(now, live_in_vain) {
+            facts[member].live_in_vain_since = Some(since);
+        }
+        for ((member, hash), since) in self.conditions.dropped.update(now, dropped) {
+            facts[member].dropped.push((hash, since));
+        }
+        let members = (0..self.world.members.len()).map(Part::Member);
+        let path: Vec<_> = members.chain([Part::Fleet]).collect();
+        for ((member, hash), since) in self.conditions.differing.update(now, differing) {
+            facts[member].differing.push((hash, deadline(since, &path, &self.disturbances)));
+        }
+    }
+
+    /// Returns the nodes of a member whose source is live while the member has none of the
+    /// transactions that the node has listed for longer than the grace.
+    fn live_in_vain(
+        &self,
+        member: usize,
+        report: &Report,
+        listed: &Listed,
+        now: u64,
+    ) -> Vec<(usize, usize)> {
+        let view = &self.members[member].view;
+        let nodes = self.world.members[member].nodes.iter().zip(&report.live_sources);
+        let is_in_vain = |node: usize| {
+            let mut old = listed[node].iter().flatten().filter(|(_, since)| since + GRACE_NS < now);
+            let has_any = old.clone().next().is_some();
+            has_any && old.all(|(hash, _)| !view.holds(hash))
+        };
+        let in_vain = nodes.filter(|(node, is_live)| **is_live && is_in_vain(**node));
+        in_vain.map(|(node, _)| (member, *node)).collect()
+    }
+
+    /// Returns the transactions that a node of the member has listed since before the member lost
+    /// them.
+    fn dropped(&self, member: usize, listed: &Listed) -> Vec<(usize, B256)> {
+        let view = &self.members[member].view;
+        let nodes = &self.world.members[member].nodes;
+        let is_mined = |hash| nodes.iter().any(|node| self.network.has_mined(*node, hash));
+        let all = nodes.iter().flat_map(|node| listed[*node].iter().flatten());
+        let dropped = all.filter(|(hash, since)| {
+            let removed_at = view.removed_at(hash);
+            removed_at.is_some_and(|removed_at| removed_at > *since) && !is_mined(hash)
+        });
+        dropped.map(|(hash, _)| (member, *hash)).collect()
+    }
+
+    /// Returns an order that no builder has seen although a machine of the fleet accepted it too
+    /// long ago to be ready. Without a fleet the machine's own builder has each order at once.
+    fn accepted_in_vain(&self, machine: usize, now: u64) -> Option<B256> {
+        let accepted_before = now.checked_sub(READY_NS + GRACE_NS)?;
+        let members = self.world.members.iter().zip(&self.members);
+        let builders: Vec<_> =
+            members.filter(|(plan, _)| plan.reads_fleet).map(|(_, member)| member).collect();
+        let newest = builders.iter().map(|builder| builder.remembers_since).max()?;
+        let since = newest.max(self.members[machine].remembers_since);
+        if builders.iter().any(|builder| builder.process.is_none() || builder.is_mute()) {
+            return None;
+        }
+        let log = self.searchers.log();
+        let recent = log.orders.len().saturating_sub(1_000);
+        let candidates = log.orders[recent..].iter().filter(|order| !order.is_void);
+        let accepted = candidates.filter_map(|order| {
+            // With one message, nothing has taken its place before it was published.
+            let [sent] = &order.messages[..] else { return None };
+            let is_accepted = sent.machine == machine && sent.outcome == Outcome::Accepted;
+            let is_old_enough = (since..accepted_before).contains(&sent.answered_at);
+            let is_open =
+                order.block.is_some_and(|block| block > self.head) && order.mined_in.is_none();
+            sent.content.filter(|_| is_accepted && is_old_enough && is_open)
+        });
+        let seen: HashSet<_> =
+            builders.iter().flat_map(|builder| builder.view.events.keys()).collect();
+        accepted.into_iter().find(|hash| !seen.contains(hash))
+    }
+}
+
+/// Returns the orders that some builder of a fleet holds and another lacks, each with the number of
+/// the builder that lacks it.
+fn differences(held: &[(usize, HashSet<B256>)]) -> Vec<(usize, B256)> {
+    let all: HashSet<_> = held.iter().flat_map(|(_, orders)| orders).collect();
+    let lacking = held.iter().flat_map(|(builder, orders)| {
+        let missing = all.iter().filter(|hash| !orders.contains(**hash));
+        missing.map(|hash| (*builder, **hash)).collect::<Vec<_>>()
+    });
+    lacking.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_that_did_not_hold_in_between_begins_anew() {
+        let mut lasting = Lasting::default();
+        assert_eq!(lasting.update(1, [7]), [(7, 1)]);
+        assert_eq!(lasting.update(2, [7]), [(7, 1)]);
+        lasting.update(3, []);
+        assert_eq!(lasting.update(4, [7]), [(7, 4)]);
+    }
+
+    #[test]
+    fn builders_differ_by_the_orders_that_one_of_them_lacks() {
+        let [a, b] = [1, 2].map(B256::repeat_byte);
+        let held = [(0, HashSet::from([a, b])), (1, HashSet::from([a])), (2, HashSet::from([a]))];
+        assert_eq!(differences(&held), [(1, b), (2, b)]);
+    }
+}
