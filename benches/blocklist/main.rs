@@ -172,8 +172,8 @@ struct Row {
 }
 
 impl Row {
-    fn ratio(&self, of: Way, to: Way) -> Spread {
-        self.ways[of as usize].ratio(&self.ways[to as usize], Duration::as_secs_f64)
+    fn ratio(&self, numerator: Way, denominator: Way) -> Spread {
+        self.ways[numerator as usize].ratio(&self.ways[denominator as usize], Duration::as_secs_f64)
     }
 
     fn micros_per_tx(&self, way: Way) -> f64 {

@@ -178,10 +178,10 @@ struct Timed {
 
 impl Timed {
     /// Of what was announced in between.
-    fn times(&self, from: Instant, to: Instant) -> Times {
+    fn times(&self, start: Instant, end: Instant) -> Times {
         let mut times = histogram();
-        for (at, latency) in self.live.lock().expect("nobody panics with it").iter() {
-            if (from..to).contains(at) {
+        for (announced_at, latency) in self.live.lock().expect("nobody panics with it").iter() {
+            if (start..end).contains(announced_at) {
                 times.saturating_record(latency.as_nanos() as u64);
             }
         }
@@ -191,10 +191,13 @@ impl Timed {
 
 impl TransactionSink for Timed {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        let (entry, at) = (tx.entry, tx.announced_at);
+        let (entry, announced_at) = (tx.entry, tx.announced_at);
         let delivery = self.pool.deliver(tx).await;
         if entry == Entry::Announced {
-            self.live.lock().expect("nobody panics with it").push((at, at.elapsed()));
+            self.live
+                .lock()
+                .expect("nobody panics with it")
+                .push((announced_at, announced_at.elapsed()));
         }
         delivery
     }

@@ -217,17 +217,17 @@ impl Run {
         let sent: HashMap<_, _> = announced.txs.iter().copied().collect();
         let seen: Vec<_> = seen.iter().filter(|(hash, _)| sent.contains_key(hash)).collect();
         let (mut latency, mut live) = (histogram(), histogram());
-        let first = announced.txs.first().map_or(0, |(_, at)| *at);
-        let end = announced.txs.last().map_or(0, |(_, at)| *at);
-        for (hash, at) in &seen {
-            let late = at.saturating_sub(sent[hash]);
+        let first = announced.txs.first().map_or(0, |(_, sent_at)| *sent_at);
+        let end = announced.txs.last().map_or(0, |(_, sent_at)| *sent_at);
+        for (hash, visible_at) in &seen {
+            let late = visible_at.saturating_sub(sent[hash]);
             latency.saturating_record(late);
-            if *at <= end {
+            if *visible_at <= end {
                 live.saturating_record(late);
             }
         }
         let span = (end.saturating_sub(first) as f64 / 1e9).max(1e-9);
-        let last = seen.iter().map(|(_, at)| *at).max().unwrap_or(first);
+        let last = seen.iter().map(|(_, visible_at)| *visible_at).max().unwrap_or(first);
         (self.announced, self.pooled) = (announced.txs.len(), seen.len());
         self.announced_per_s = self.announced.saturating_sub(1) as f64 / span;
         (self.latency, self.live) = (Times::from(&latency), Times::from(&live));

@@ -140,8 +140,8 @@ impl Accounts {
     pub(super) fn cached(&self, address: &Address) -> Option<(Funds, Duration)> {
         let head = self.shared.head();
         let cache = self.shared.cache();
-        let (account, at) = cache.accounts.get(address).filter(|_| cache.head == head)?;
-        Some((*account, at.elapsed()))
+        let (account, requested_at) = cache.accounts.get(address).filter(|_| cache.head == head)?;
+        Some((*account, requested_at.elapsed()))
     }
 
     /// Asks the node about an account, for an order of this holder.
@@ -150,7 +150,7 @@ impl Accounts {
     /// If the future is dropped, the node is not asked, unless it has been.
     pub(super) async fn request(&self, address: Address, holder: Holder) -> Account {
         let sent_at = self.shared.cache().sent_at;
-        if sent_at.is_some_and(|at| at.elapsed() >= SLOW_AFTER) {
+        if sent_at.is_some_and(|sent_at| sent_at.elapsed() >= SLOW_AFTER) {
             return Account::Unknown;
         }
         let (response, responded) = oneshot::channel();
@@ -271,7 +271,8 @@ mod tests {
         let address = |number: usize| Address::left_padding_from(&number.to_be_bytes());
         let account =
             |next_nonce| Funds { balance_wei: U256::ZERO, next_nonce, max_nonces_ahead: 0 };
-        let all: Vec<_> = (0..=MAX_CACHED_ACCOUNTS).map(|at| (address(at), account(0))).collect();
+        let all: Vec<_> =
+            (0..=MAX_CACHED_ACCOUNTS).map(|number| (address(number), account(0))).collect();
         shared.remember(None, &all);
         shared.remember(None, &[(address(0), account(7))]);
         let cache = shared.cache();

@@ -153,7 +153,7 @@ mod tests {
             turns.push(Holder::Signer(Address::ZERO), ("known", number)).unwrap();
         }
         let batch = turns.take(256, 64);
-        let count = |name| batch.iter().filter(|(of, _)| *of == name).count();
+        let count = |name| batch.iter().filter(|(sender, _)| *sender == name).count();
         assert!(batch[..17].iter().all(|(name, _)| *name == "known"));
         assert_eq!(["known", "honest", "one", "other"].map(count), [17, 1, 64, 64]);
         // In their order.

@@ -56,8 +56,14 @@ struct Args {
     ipc: Option<PathBuf>,
     /// Take transactions and heads from a fleet instead: NATS servers of one cluster; the state is
     /// read from the node
-    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires_all = ["ipc", "machine"])]
-    from: Vec<String>,
+    #[arg(
+        id = "from",
+        long = "from",
+        value_name = "URL,...",
+        value_delimiter = ',',
+        requires_all = ["ipc", "machine"]
+    )]
+    servers: Vec<String>,
     /// With --from: also take bundles, private transactions and cancellations: the same servers,
     /// with another user
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "from")]
@@ -212,14 +218,16 @@ enum Feed {
 
 impl Feed {
     async fn start(args: &Args, node: PathBuf, chain_id: u64) -> Result<Self, Failure> {
-        if args.from.is_empty() {
+        if args.servers.is_empty() {
             let config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default());
             return Ok(Self::Node(Box::new(Ingest::start(config).await?)));
         }
         let pool = OrderPool::new(PoolConfig::default())?;
         let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;
-        let flows =
-            [("public", Flow::Public, &args.from), ("private", Flow::Private, &args.from_private)];
+        let flows = [
+            ("public", Flow::Public, &args.servers),
+            ("private", Flow::Private, &args.from_private),
+        ];
         let mut sources = Vec::new();
         for (name, flow, urls) in flows {
             let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
