@@ -3,7 +3,7 @@
 //! Just before each head the conductor gathers [`Facts`] about every builder (`run/facts.rs`), and
 //! [`judge`] compares them with what the product promises. It reads no clock and asks nobody. Each
 //! promise has a deadline: an order may travel for [`GRACE_NS`], and longer while a fault disturbs
-//! its path ([`deadline`] has that rule). A promise whose deadline has not passed is not judged.
+//! its path ([`mod@deadline`] has that rule). A promise whose deadline has not passed is not judged.
 //!
 //! All times are nanoseconds of `CLOCK_MONOTONIC`, the same in all processes.
 
