@@ -52,7 +52,8 @@ impl Fetch {
 
     /// Returns whether decoding and delivering here would delay the reading of the sockets.
     fn should_hand_over(&self) -> bool {
-        self.context.sink.may_block() || self.slots.in_use() >= BUSY
+        self.context.sink.may_block()
+            || self.slots.in_use() >= BUSY && !self.delivery_thread.is_behind()
     }
 
     /// Reads and delivers on the current thread, which may have no runtime: it must not await
