@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     ops::Deref,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Barrier},
+    sync::Arc,
     time::Duration,
 };
 
@@ -259,6 +259,9 @@ pub(crate) fn not_started(thread: &'static str, error: io::Error) -> StartError 
     StartError::Thread { thread, error }
 }
 
+/// How long the start of one thread may take before it counts as refused.
+const THREAD_START_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Makes the runtime of the fetcher, with one thread for tasks, and threads for work that may
 /// block.
 ///
@@ -274,18 +277,26 @@ fn start_runtime(sources: usize) -> io::Result<Runtime> {
         .max_blocking_threads(threads)
         .thread_keep_alive(Duration::MAX)
         .build()?;
-    // Each job waits for all others, so each needs a thread of its own.
-    let all_started = Arc::new(Barrier::new(threads + 1));
+    // Each job waits for its release, so each needs a thread of its own. At the limit of threads tokio
+    // panics, or keeps the job until a thread is free, which then never reports.
+    let (release, released) = crossbeam_channel::bounded::<()>(0);
+    let (started, starts) = crossbeam_channel::unbounded();
     for _ in 0..threads {
-        let all_started = Arc::clone(&all_started);
-        // tokio panics when a thread cannot be started.
-        let spawn = || runtime.spawn_blocking(move || all_started.wait());
-        if catch_unwind(AssertUnwindSafe(spawn)).is_err() {
-            // The jobs that were started wait for ever, which is why their runtime is given up.
+        let (released, started) = (released.clone(), started.clone());
+        let job = move || {
+            let _ = started.send(());
+            let _ = released.recv();
+        };
+        let spawned = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(job))));
+        if spawned.is_err() || starts.recv_timeout(THREAD_START_TIMEOUT).is_err() {
+            // Releases the threads that were started. To drop the runtime would wait for them, which
+            // panics on the host's runtime.
+            drop(release);
+            runtime.shutdown_background();
             return Err(io::Error::other("the limit of threads is reached"));
         }
     }
-    all_started.wait();
+    drop(release);
     Ok(runtime)
 }
 

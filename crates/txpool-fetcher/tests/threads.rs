@@ -15,7 +15,7 @@ use std::{
 use mock_node::{Fault, Target};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use testkit::ingest::{Node, eventually, ingest, settled};
-use txpool_fetcher::SourceState;
+use txpool_fetcher::{Fetcher, FetcherConfig, SourceState};
 
 /// Environment variable that is set in the process with the limit.
 const CHILD: &str = "MEMPOOL_INGEST_WITHOUT_THREADS";
@@ -61,6 +61,9 @@ async fn without_threads() {
     setrlimit(Resource::RLIMIT_NPROC, 0, hard).expect("it may be lowered");
     let refused = thread::Builder::new().spawn(|| ());
     assert!(refused.is_err(), "the limit holds");
+    let another = FetcherConfig::ipc(node.node.ipc_path());
+    let error = Fetcher::start(another, pool.clone()).await.expect_err("it needs threads");
+    assert!(format!("{error:?}").contains("the limit of threads is reached"), "{error:?}");
 
     // Longer than idle threads live, across blocks, audits and a reconnect.
     for (index, txs) in node.txs.chunks(20).enumerate() {

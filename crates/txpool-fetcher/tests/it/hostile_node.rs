@@ -316,8 +316,10 @@ async fn unlisted_transactions_have_vanished_if_the_node_counts_its_pool() {
 #[tokio::test]
 async fn a_transaction_that_no_node_lists_has_vanished() {
     let nodes = [(); 2].map(|()| node([]));
-    let fetcher = live(config(&nodes)).await;
+    let (fetcher, pool) = ingest_with(config(&nodes), limits()).await;
     all_live(&fetcher).await;
+    // Before the first head nothing counts as vanished: a block that is being read may contain it.
+    eventually("the first head", || pool.head().is_some()).await;
     let announced = &transactions()[2..4];
     nodes.iter().for_each(|node| announced.iter().for_each(|tx| node.announce_tx(tx)));
     settled(&fetcher, "pooled", |counts| (counts.pooled, counts.known) == (2, 2)).await;
