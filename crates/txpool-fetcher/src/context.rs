@@ -7,7 +7,7 @@ use crate::{
     config::Settings,
     fetch::{Deferral, Hashes, PoolRequest},
     metrics::Metrics,
-    node::{ChainId, Genesis, Listings, RequestConnections},
+    node::{ChainId, Listings, RequestConnections},
     sink::SinkCaller,
     tasks::Tasks,
 };
@@ -24,7 +24,6 @@ pub(crate) struct Context {
     /// Lets deferrable work wait while the load is high.
     pub(crate) deferral: Arc<Deferral>,
     pub(crate) chain_id: ChainId,
-    pub(crate) genesis: Genesis,
     pub(crate) sink: SinkCaller,
     /// With full announcements: the hashes of all sources that wait for their objects.
     pub(crate) awaiting_objects: AwaitingObjects,

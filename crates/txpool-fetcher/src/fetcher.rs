@@ -26,7 +26,7 @@ use crate::{
     handle::FetcherHandle,
     limits::Limits,
     metrics::Metrics,
-    node::{ChainId, Genesis, RequestConnections},
+    node::{ChainId, RequestConnections},
     outcome::Counts,
     sink::{SinkCaller, TransactionSink},
     source::{Changes, Inbox, Parts, Source, SourceShared},
@@ -138,7 +138,6 @@ impl Fetcher {
             listings: sources.iter().map(|_| Arc::default()).collect(),
             deferral: Arc::clone(&deferral),
             chain_id: ChainId::new(config.chain_id, source_count),
-            genesis: Genesis::new(source_count),
             sink: SinkCaller::new(sink, &tasks),
             awaiting_objects: AwaitingObjects::default(),
             tasks: Arc::clone(&tasks),
@@ -284,7 +283,9 @@ fn start_runtime(sources: usize) -> io::Result<Runtime> {
     for _ in 0..threads {
         let (released, started) = (released.clone(), started.clone());
         let job = move || {
+            // Fails if the start has given up.
             let _ = started.send(());
+            // Nothing is ever sent: the error is the release.
             let _ = released.recv();
         };
         let spawned = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(job))));

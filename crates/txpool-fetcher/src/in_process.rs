@@ -82,7 +82,7 @@ pub(crate) async fn subscribe(
     let subscription = Subscription {
         node,
         ended: Arc::clone(&ended),
-        was_reset: false,
+        genesis: None,
         has_objects: false,
         connections: Vec::new(),
     };

@@ -25,6 +25,7 @@ mod pairs;
 
 use std::sync::{Arc, Mutex};
 
+use alloy_primitives::B256;
 use futures::{FutureExt as _, future::BoxFuture};
 use tokio::sync::mpsc;
 
@@ -32,7 +33,7 @@ pub(crate) use self::pairs::AwaitingObjects;
 use self::{hashes::HashReader, objects::ObjectReader, pairs::Pairs};
 use crate::{
     chain::{HEADS_WAITING, HeadQueue},
-    config::{Announcements, Endpoint, Settings},
+    config::{Announcements, Endpoint},
     context::Context,
     error::{CallError, ConnectError, LossReason},
     fetch::Fetch,
@@ -127,8 +128,8 @@ impl Backlog {
 pub(crate) struct Subscription {
     pub(crate) node: NodeInfo,
     pub(crate) ended: Arc<End>,
-    /// Whether the chain has another genesis block than when this source was last connected.
-    pub(crate) was_reset: bool,
+    /// The hash of the genesis block; `None` if the node did not return it.
+    pub(crate) genesis: Option<B256>,
     /// Whether the node announces whole transactions too.
     pub(crate) has_objects: bool,
     /// The connections to a node: the one for hashes and heads and, with full announcements, the
@@ -163,7 +164,7 @@ pub(crate) async fn subscribe(
     let is_auto = config.announcements == Announcements::Auto;
     let Dialed { connection: hashes, node } = dial(endpoint, limits, was_connected).await?;
     context.chain_id.check(source, endpoint, node.chain_id).await?;
-    let was_reset = was_reset(context, source, &hashes).await;
+    let genesis = genesis_of(&hashes, limit).await;
     let mut readers: Readers = Vec::new();
     let mut pairs = None;
     // Objects come first, so that a hash without its object is one whose object the node dropped.
@@ -216,7 +217,7 @@ pub(crate) async fn subscribe(
             .push(end_together(Arc::clone(&hashes), objects, pairs, Arc::clone(backlog)).boxed());
     }
     let ended = Arc::clone(&hashes.ended);
-    Ok((Subscription { node, ended, was_reset, has_objects, connections }, readers))
+    Ok((Subscription { node, ended, genesis, has_objects, connections }, readers))
 }
 
 /// Converts the error of a subscription into one of the connect.
@@ -227,20 +228,6 @@ fn subscribe_error(endpoint: &Endpoint, error: CallError) -> ConnectError {
         CallError::Rpc { message, .. } => not_ethereum(endpoint, "eth_subscribe", &message),
         CallError::Unreadable { response } => not_ethereum(endpoint, "eth_subscribe", &response),
     }
-}
-
-/// Returns whether the chain of the node was reset since it was last connected: it has another
-/// genesis block, and everything that is known of the chain has to be forgotten.
-async fn was_reset(context: &Context, source: usize, connection: &Connection) -> bool {
-    let Settings { config, limits } = &*context.settings;
-    let Some(found) = genesis_of(connection, limits.ping_timeout).await else { return false };
-    let Some(before) = context.genesis.replace(source, found) else { return false };
-    tracing::error!(
-        endpoint = %config.sources[source], %before, %found,
-        "the chain was reset: it has another genesis block under the same chain id; everything that \
-         was known of it is forgotten"
-    );
-    true
 }
 
 /// Ends each of the two connections when the other ends. If the node turns out to announce no

@@ -54,7 +54,7 @@ pub(crate) use self::{
     connection::{Connection, Notifications, RawTransactionCall},
     dial::{Dialed, dial, not_ethereum},
     end::End,
-    genesis::{Genesis, genesis_of},
+    genesis::genesis_of,
     listings::{Listing, Listings},
     meter::Meter,
     ping::keep_alive,

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::U64;
+use alloy_primitives::{B256, U64};
 use futures::FutureExt as _;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -88,6 +88,8 @@ pub(crate) struct Source {
     tasks: JoinSet<Option<Message>>,
     subscription: Option<Subscription>,
     sync: SyncState,
+    /// The hash of the node's genesis block, once the node has returned it.
+    genesis: Option<B256>,
     /// The error of a source on another chain was logged.
     is_on_other_chain: bool,
     /// Whether a connection was lost since the source was live.
@@ -111,6 +113,7 @@ impl Source {
             tasks: JoinSet::new(),
             subscription: None,
             sync: SyncState::default(),
+            genesis: None,
             is_on_other_chain: false,
             is_lost: false,
         };
@@ -228,10 +231,7 @@ impl Source {
                 self.shared.metrics.chain_id.set(subscription.node.chain_id as f64);
                 lock(&self.shared.status).node = Some(subscription.node.clone());
                 self.is_on_other_chain = false;
-                if subscription.was_reset {
-                    self.parts.chain.reset();
-                    self.sync = SyncState::default();
-                }
+                self.check_genesis(subscription.genesis);
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now);
             }
@@ -297,6 +297,23 @@ impl Source {
                 self.machine.on(Event::CompareFailed { after, is_retryable }, now);
             }
         }
+    }
+
+    /// Forgets everything that is known of the chain if it was reset: if it has another genesis block
+    /// than before, under the same chain id. Otherwise the transactions of the old chain, which have
+    /// the same hashes, would count as mined for ever.
+    fn check_genesis(&mut self, genesis: Option<B256>) {
+        let Some(found) = genesis else { return };
+        let Some(before) = self.genesis.replace(found).filter(|before| *before != found) else {
+            return;
+        };
+        tracing::error!(
+            endpoint = %self.parts.context.settings.config.sources[self.index], %before, %found,
+            "the chain was reset: it has another genesis block under the same chain id; everything \
+             that was known of it is forgotten"
+        );
+        self.parts.chain.reset();
+        self.sync = SyncState::default();
     }
 
     /// Notes that the connections of a role are open.

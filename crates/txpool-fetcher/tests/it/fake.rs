@@ -131,6 +131,10 @@ pub(super) struct State {
     /// The chain id in place of [`CHAIN_ID`].
     pub(super) chain_id: Option<u64>,
     pub(super) is_syncing: bool,
+    /// The hash of the genesis block. Without it block 0 is the head, as any other number is.
+    pub(super) genesis: Option<B256>,
+    /// Subscriptions are refused.
+    pub(super) refuses_subscriptions: bool,
     /// Replies to requests for transactions, in place of the pending ones.
     pub(super) replies: HashMap<B256, Reply>,
     pub(super) listing: Listing,
@@ -204,12 +208,18 @@ impl Fake {
             "eth_syncing" => json!(false),
             "web3_clientVersion" => json!("fake/1"),
             "eth_blockNumber" => quantity(state.blocks[&state.head].number),
+            "eth_subscribe" if state.refuses_subscriptions => {
+                return Some(Err(json!({ "code": -32000, "message": "not now" })));
+            }
             "eth_subscribe" => {
                 let mut writer = writer.try_clone().expect("another handle");
                 // The subscriber may be gone.
                 let _ = writer.write_all(STRAY.as_bytes());
                 state.subscribers.push((params[0].as_str()?.to_owned(), writer));
                 params[0].clone()
+            }
+            "eth_getBlockByNumber" if params[0] == "0x0" && state.genesis.is_some() => {
+                json!({ "number": "0x0", "hash": state.genesis })
             }
             "eth_getBlockByNumber" => state.blocks[&state.head].json(Some(false)),
             "eth_getBlockByHash" => {

@@ -199,23 +199,6 @@ async fn a_node_with_regular_heads_is_live_although_our_clock_is_ahead() {
     eventually("the head goes on", || pool.head().map(|head| head.number) > head).await;
 }
 
-/// The new chain has the same transactions, with the same hashes, pending again.
-#[tokio::test]
-async fn transactions_mined_before_a_chain_reset_are_pooled_again() {
-    let node = Node::start(20, |config| config);
-    let (fetcher, pool) = ingest_fast(node.fetcher()).await;
-    pool_all(&node, &fetcher).await;
-    for _ in 0..10 {
-        node.node.mine();
-    }
-    eventually("all are mined", || pool.is_empty()).await;
-    node.node.inject(Fault::Reset { down: Duration::from_millis(50) });
-    eventually("all are pending again", || pool.len() == 20).await;
-    node.node.mine();
-    eventually("the new chain is followed", || pool.is_empty()).await;
-    assert_eq!(pool.head().map(|head| head.number), Some(node.node.head().number));
-}
-
 /// A pool that keeps transactions for a second after no node lists them.
 fn pool_with_short_retention() -> OrderPool {
     let tx_retention = Duration::from_secs(1);

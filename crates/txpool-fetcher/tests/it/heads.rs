@@ -500,6 +500,42 @@ async fn a_head_above_a_mebibyte_is_read_before_the_next_one() {
     assert_eq!(seen(&mut events), [1, 2, 3, 4]);
 }
 
+/// The same transactions, with the same hashes, counted as mined for ever.
+#[tokio::test]
+async fn after_a_chain_reset_transactions_of_the_old_chain_are_pooled_again() {
+    let fake = Fake::start();
+    fake.lock().genesis = Some(B256::repeat_byte(1));
+    let tx = txs(1).remove(0);
+    let (fetcher, pool) = ingest_fast(fake.config()).await;
+    fake.announce_tx(&tx);
+    eventually("it is pooled", || pool.len() == 1).await;
+    fake.lock().pending.clear();
+    fake.announce(&FakeBlock::new(2, 2, 1, &[&tx]));
+    // More blocks than are remembered, so that the one with the transaction is forgotten.
+    for block in blocks(3..=100) {
+        fake.announce(&block);
+        let number = block.number;
+        eventually("the head", || head_number(&pool) == Some(number)).await;
+    }
+    assert!(pool.is_empty());
+
+    // The first connects after the reset fail once the node has returned its genesis block.
+    {
+        let mut state = fake.lock();
+        (state.genesis, state.refuses_subscriptions) = (Some(B256::repeat_byte(2)), true);
+        state.pending.push(tx.clone());
+    }
+    fake.restart(&[FakeBlock::new(1, 1_001, 1_000, &[])]);
+    let refused = |error: &SourceError| matches!(error, SourceError::Connect(error) if error.to_string().contains("eth_subscribe"));
+    let was_refused = || fetcher.status()[0].last_error.as_deref().is_some_and(refused);
+    eventually("a subscription was refused", was_refused).await;
+    fake.lock().refuses_subscriptions = false;
+    eventually("it is pooled again", || pool.len() == 1).await;
+    fake.announce(&FakeBlock::new(2, 1_002, 1_001, &[&tx]));
+    eventually("the new chain is followed", || pool.is_empty()).await;
+    assert_eq!(head_number(&pool), Some(2));
+}
+
 #[tokio::test]
 async fn nothing_waits_behind_a_full_block() {
     let fake = Fake::start();
