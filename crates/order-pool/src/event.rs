@@ -112,9 +112,9 @@ pub enum OrderStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InsertOutcome {
-    /// The order was added, and subscribers are told.
+    /// The order was added, and subscribers are notified.
     Added,
-    /// The order was added in place of another, and subscribers are told of both.
+    /// The order was added in place of another, and subscribers are notified of both.
     Replaced {
         /// The replaced bundle.
         old: OrderId,
@@ -140,7 +140,7 @@ pub enum InsertOutcome {
     CancelledPermanently,
     /// The order is already in the pool. Only its recorded origins
     /// ([`Transaction::second_origin`](crate::Transaction::second_origin)), its retention and its
-    /// holders may have changed, which subscribers are told ([`Event::Held`]).
+    /// holders may have changed, of which subscribers are notified ([`Event::Held`]).
     Known,
     /// The order was in the pool, was removed for good (it was not evicted and did not expire), and
     /// is still in the dedupe window. Nothing changed.
@@ -179,7 +179,7 @@ impl From<CancelOutcome> for InsertOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelOutcome {
-    /// The cancellation took effect, and subscribers are told.
+    /// The cancellation took effect, and subscribers are notified.
     Cancelled {
         /// The number of removed bundles: at most one for each block.
         removed: usize,

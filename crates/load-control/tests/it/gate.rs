@@ -89,7 +89,7 @@ fn a_request_above_the_limit_is_refused_with_a_time_to_retry() {
     let refusals: Vec<_> = (0..100).map(|_| gate.enter(now).unwrap_err()).collect();
     let expected = (GateName::Requests, RefusalReason::TooManyRequests);
     assert!(refusals.iter().all(|refusal| (refusal.gate, refusal.reason) == expected));
-    // Callers are told different times, so that they do not all retry at once.
+    // Callers get different times, so that they do not all retry at once.
     let times: HashSet<_> = refusals.iter().map(|refusal| refusal.retry_after).collect();
     assert!(times.len() > 90, "{}", times.len());
     let allowed = Duration::from_secs(1)..Duration::from_secs(2);

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// A transaction that is sent again is kept longer only if that adds at least this part of the
-/// retention (a fifth), because subscribers are told each time.
+/// retention (a fifth), because subscribers are notified each time.
 const LEAST_EXTENSION: u32 = 5;
 
 /// The most transactions of one sender and nonce that are compared, of those that a node lists.
