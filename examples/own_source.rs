@@ -20,6 +20,8 @@ fn main() -> report::Result {
     let pool = OrderPool::new(PoolConfig::default())?;
     // Upkeep expires and compacts in bounded steps, on a thread that ends when this is dropped.
     let _upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;
+    // Subscribers receive `Event::FeedEnded` when this is dropped.
+    let _feed = pool.feed();
     let mut orders = pool.subscribe_all();
 
     // Insert each transaction when it arrives, from any thread, with its sender and, for a blob

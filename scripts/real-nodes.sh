@@ -9,6 +9,7 @@
 #   scripts/real-nodes.sh --install-only [NAME ...]  install missing servers: anvil, geth, nats
 #   scripts/real-nodes.sh --load                     only the tests under load, which need an idle machine
 #   scripts/real-nodes.sh --others                   only the other tests, which mostly wait
+#   scripts/real-nodes.sh --proxy                    only ten minutes behind a half broken proxy
 #   scripts/real-nodes.sh NAME ...                   run the tests whose names contain one of these
 set -euo pipefail
 
@@ -108,6 +109,7 @@ others() {
 case "${1-}" in
     --load) load ;;
     --others) others ;;
+    --proxy) run --test-threads 2 --ignored behind_a_half_broken_proxy ;;
     "") load && others ;;
     *) run --test-threads 1 "$@" ;;
 esac

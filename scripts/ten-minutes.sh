@@ -87,12 +87,20 @@ scrape() {
     curl --silent --fail "http://$metrics/metrics" >"$home/metrics.txt" &&
         grep -q '^mempool_fetcher_source_state{.*} 2$' "$home/metrics.txt"
 }
+# Downloads Debian's package into the temporary home. Where apt has no lists of packages yet, as in a new container, these
+# are downloaded there too, so nothing of the system is changed.
+download_prometheus() {
+    local own_lists=(-o "Dir::State::Lists=$home/apt/lists" -o "Dir::Cache=$home/apt/cache")
+    apt-get -qq download prometheus && return
+    mkdir -p apt/lists/partial apt/cache/archives/partial &&
+        apt-get -qq "${own_lists[@]}" update && apt-get -qq "${own_lists[@]}" download prometheus
+}
 start_prometheus() {
     local tools=$repository/target/tools
     PATH=$PATH:$tools/prometheus/usr/bin
     if ! command -v prometheus >/dev/null; then
         mkdir -p "$tools" &&
-            (cd "$home" && apt-get -qq download prometheus && dpkg -x prometheus_*.deb "$tools/prometheus") \
+            (cd "$home" && download_prometheus && dpkg -x prometheus_*.deb "$tools/prometheus") \
                 2>"$home/apt.log" || return
     fi
     port=$(free_port)

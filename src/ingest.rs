@@ -52,8 +52,12 @@ pub enum IngestError {
     Upkeep(#[from] order_pool::StartError),
 }
 
-/// The configuration of an [`Ingest`]. [`IngestConfig::new`] takes the parts that have no default.
+/// The configuration of an [`Ingest`].
+///
+/// Make one with [`Self::new`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct IngestConfig {
     /// The sources. Its `monitor` and its `gate`, if set, are used by all parts.
     pub fetcher: FetcherConfig,

@@ -15,8 +15,8 @@ use txpool_fetcher::Endpoint;
 pub(crate) use self::accounts::Ended;
 use self::accounts::{Account, Accounts};
 
-/// An account that is older than this refuses no order but for a used nonce: the node and the sender
-/// may already know a block that funds the sender, which the pool does not know yet.
+/// An account that is older than this refuses no order but for a used nonce: the node and the
+/// sender may already know a block that funds the sender, which the pool does not know yet.
 const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 
 /// Whether, and how, the node is asked about the senders of external callers' orders: for their
@@ -32,10 +32,14 @@ const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 ///
 /// It costs two calls for each sender that is new since the last head. The calls of all waiting
 /// orders are made together, over a connection and a thread of their own (`mempool-admission`), so
-/// announcements never wait behind them; those of known signers' orders come first, and those of one
-/// caller's take at most a quarter of a batch. While the node does not answer, or answers from an older
-/// block than the pool knows, there is no verdict.
+/// announcements never wait behind them; those of known signers' orders come first, and those of
+/// one caller's take at most a quarter of a batch. While the node does not answer, or answers from
+/// an older block than the pool knows, there is no verdict.
+///
+/// Make one with [`Self::default`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct NodeAdmissionConfig {
     /// The node. Default `None`: the first source of the fetcher that is not a pool in this
     /// process.

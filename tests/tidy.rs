@@ -559,6 +559,121 @@ fn every_flag_that_a_document_gives_to_a_command_exists() {
     assert!(checked >= 8, "{checked}");
 }
 
+/// A command of the guide for fleets, and the test that runs it.
+struct CommandTest {
+    /// How the command begins.
+    command: &'static str,
+    file: &'static str,
+    test: &'static str,
+    /// The text of the test that takes the command from the guide or repeats it.
+    run_by: &'static str,
+}
+
+const COMMAND_TESTS: &str = "bin/mempool-ingest/tests/command/fleet.rs";
+const DOCUMENTED_COMMANDS: &str = "the_documented_commands_feed_a_builder_on_a_real_server";
+
+const fn in_documented_commands(command: &'static str, run_by: &'static str) -> CommandTest {
+    CommandTest { command, file: COMMAND_TESTS, test: DOCUMENTED_COMMANDS, run_by }
+}
+
+const FLEET_COMMANDS: [CommandTest; 7] = [
+    CommandTest {
+        command: "NATS_NAME=nats-1 nats-server -c etc/nats/cluster.conf",
+        file: "dev/testkit/tests/real_nodes/nats_rights.rs",
+        test: "nats_three_servers_of_the_sample_form_a_cluster_over_tls",
+        run_by: r#"Sample::new("cluster.conf")"#,
+    },
+    in_documented_commands(
+        "export MEMPOOL_INGEST_PUBLISH=",
+        r#"documented("export MEMPOOL_INGEST_PUBLISH=""#,
+    ),
+    in_documented_commands("mempool-ingest --ipc ", r#"documented("mempool-ingest ""#),
+    in_documented_commands(
+        "cargo run --release -p example-builder --example block_builder -- ",
+        r#""cargo run --release -p example-builder --example block_builder -- ""#,
+    ),
+    in_documented_commands(
+        "mempool-ingest --config admin.toml --duration 2s",
+        r#"["--config", &file, "--duration", "2s"]"#,
+    ),
+    CommandTest {
+        command: "mempool-ingest --replicas 3",
+        file: COMMAND_TESTS,
+        test: "the_documented_replicas_create_streams_on_a_real_cluster",
+        run_by: r#""--replicas", "3""#,
+    },
+    // The script is a test, and its faults are those of its option `--chaos`.
+    CommandTest {
+        command: "scripts/fleet.sh",
+        file: "scripts/fleet.sh",
+        test: "",
+        run_by: "machines_an_hour_apart",
+    },
+];
+
+/// Commands of other projects that no test runs. The exporter shows the page `/jsz` of a server,
+/// and `a_leader_whose_disk_was_full_loses_no_order_after_its_restart` reads `disabled` there.
+const FOREIGN_COMMANDS: [&str; 1] = ["prometheus-nats-exporter -jsz=all"];
+
+/// Returns the commands in the code blocks of a document, and those in its text that have
+/// arguments.
+fn documented_commands(text: &str) -> Vec<String> {
+    const PROGRAMS: [&str; 5] =
+        ["mempool-ingest ", "nats-server ", "prometheus-nats-exporter ", "cargo ", "scripts/"];
+    let mut found = Vec::new();
+    for (index, block) in text.split("```").enumerate() {
+        let (kind, body) = block.split_once('\n').unwrap_or_default();
+        if index % 2 == 0 {
+            let inline = quoted(block).into_iter();
+            let is_command = |text: &&str| PROGRAMS.iter().any(|name| text.starts_with(name));
+            found.extend(inline.filter(is_command).map(str::to_owned));
+        } else if kind == "console" {
+            let joined = body.replace("\\\n", " ");
+            let lines = joined.lines().filter(|line| !line.trim().is_empty());
+            found.extend(lines.map(str::to_owned));
+        } else {
+            // The file of the administrator, which the test of the commands reads, and a diagram.
+            assert!(["toml", "text"].contains(&kind), "a block of an unknown kind: {kind}");
+        }
+    }
+    found
+}
+
+/// Returns the body of a function of a file, or the whole file for an empty name.
+fn body_of(file: &str, name: &str) -> String {
+    let text = read(file);
+    if name.is_empty() {
+        return text;
+    }
+    between(&text, &format!("fn {name}() {{"), "\n}\n").to_owned()
+}
+
+#[test]
+fn every_command_of_the_guide_for_fleets_is_run_by_a_test() {
+    let guide = read("docs/fleet.md");
+    let commands = documented_commands(&guide);
+    let is_foreign = |command: &String| FOREIGN_COMMANDS.contains(&command.as_str());
+    for command in commands.iter().filter(|command| !is_foreign(command)) {
+        let covered = FLEET_COMMANDS.iter().any(|test| command.starts_with(test.command));
+        assert!(covered, "no test runs this command: {command}");
+    }
+    for CommandTest { command, file, test, run_by } in FLEET_COMMANDS {
+        assert!(
+            commands.iter().any(|text| text.starts_with(command)),
+            "not in the guide: {command}"
+        );
+        assert!(body_of(file, test).contains(run_by), "{test} does not run {command}");
+    }
+    for command in FOREIGN_COMMANDS {
+        assert!(commands.iter().any(|text| text == command), "not in the guide: {command}");
+    }
+    let found =
+        documented_commands("`mempool-ingest --a`\n\n```console\nnats-server \\\n-b\n```\n");
+    assert_eq!(found, ["mempool-ingest --a", "nats-server  -b"]);
+    // In total, with what a later command would add.
+    assert!(guide.split_whitespace().count() <= 1_800, "the guide is too long");
+}
+
 /// Returns the manifest of each crate below `crates` and `dev`, by the name of its folder.
 fn crates() -> BTreeMap<String, String> {
     let mut manifests = files();
@@ -698,6 +813,60 @@ const VAGUE_NAMES: [&str; 11] =
 /// The folders whose parameters and fields have no vague name. Add a crate when it complies.
 const WITHOUT_VAGUE_NAMES: [&str; 7] =
     ["benches", "bin", "crates", "dev", "examples", "src", "tests"];
+
+#[test]
+fn comments_wrap_at_100_columns() {
+    // Tables and pictures cannot be wrapped, and a link or a line of code must not be.
+    let may_be_long = |comment: &str| {
+        comment.starts_with('|')
+            || comment.contains("  ")
+            || comment.contains("--")
+            || comment.contains("https://")
+            || comment.ends_with(';')
+    };
+    let mut long = Vec::new();
+    for (path, text) in texts("rs") {
+        for (number, line) in (1..).zip(text.lines()) {
+            let comment = line.trim_start().strip_prefix("//");
+            let Some(comment) = comment.map(|text| text.trim_start_matches(['/', '!'])) else {
+                continue;
+            };
+            if line.chars().count() > 100 && !may_be_long(comment.trim()) {
+                long.push(format!("{}:{number}: {line}", path.display()));
+            }
+        }
+    }
+    assert!(long.is_empty(), "comments longer than 100 columns:\n{}", long.join("\n"));
+}
+
+/// Whether a struct of options can get more fields without breaking its users.
+fn can_grow(text: &str, name: &str) -> bool {
+    let item = text.find(&format!("\npub struct {name} {{")).expect("the struct");
+    let attributes = &text[..item];
+    let begin = attributes.rfind("\n\n").unwrap_or(0);
+    attributes[begin..].contains("\n#[non_exhaustive]")
+}
+
+#[test]
+fn every_published_configuration_can_grow() {
+    let example = "\n\n/// Options.\n#[derive(Debug)]\npub struct OneConfig {\n    a: u8,\n}";
+    assert!(!can_grow(example, "OneConfig"));
+    assert!(can_grow(&example.replace("\npub", "\n#[non_exhaustive]\npub"), "OneConfig"));
+    let (mut found, mut fixed) = (0, Vec::new());
+    for (path, text) in sources() {
+        let is_published = !path.starts_with("bin");
+        for name in all_between(&text, "\npub struct ", " {").into_iter().filter(|_| is_published) {
+            if name.ends_with("Config") {
+                found += 1;
+                if !can_grow(&text, name) {
+                    fixed.push(format!("{}: {name}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(found >= 14, "only {found} configurations were found");
+    assert!(fixed.is_empty(), "not `#[non_exhaustive]`: {fixed:#?}");
+}
 
 #[test]
 fn no_parameter_or_field_has_a_vague_name() {

@@ -4,13 +4,14 @@
 //! - *bare*: no check at all;
 //! - *post*: [`BlockGuard::execute`], pre-check and post-execution state;
 //! - *classic*: an `AccessListInspector` under each transaction on one EVM, then its addresses, the
-//!   sender and the recipient against the list: the check that builders ran, without its other costs.
+//!   sender and the recipient against the list: the check that builders ran, without its other
+//!   costs.
 //!
-//! A round executes a block in each way, in an order that rotates; a ratio is the median
-//! over the rounds of the ratio within a round, with the least and the most. Building the EVM and the cache is
-//! outside the timed part. Every block's gas, logs and statuses are
-//! asserted to be the same in all ways, and so is which transactions are refused when a contract
-//! that the swaps reach is listed.
+//! A round executes a block in each way, in an order that rotates; a ratio is the median over the
+//! rounds of the ratio within a round, with the least and the most. Building the EVM and the cache
+//! is outside the timed part. Every block's gas, logs and statuses are asserted to be the same in
+//! all ways, and so is which transactions are refused when a contract that the swaps reach is
+//! listed.
 //!
 //! `cargo bench --bench blocklist`; with `-- --test` two rounds of each, to see that it runs.
 
@@ -79,8 +80,8 @@ fn context(db: Cached<'_>) -> MainnetContext<Cached<'_>> {
     Context::mainnet().with_db(db).with_cfg(CfgEnv::new_with_spec(SpecId::OSAKA)).with_block(block)
 }
 
-/// The check as it was done: whoever the inspector saw, sender and recipient. Takes the map as it is,
-/// without sorting it into an access list, which favours this side.
+/// The check as it was done: whoever the inspector saw, sender and recipient. Takes the map as it
+/// is, without sorting it into an access list, which favours this side.
 fn classic_passes(list: &Blocklist, tx: &TxEnv, inspector: &AccessListInspector) -> bool {
     !list.contains(&tx.caller)
         && !tx.kind.to().is_some_and(|to| list.contains(to))

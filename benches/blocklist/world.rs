@@ -80,8 +80,8 @@ impl DatabaseRef for Node {
     }
 }
 
-/// The same block every time: 35 % transfers, 40 % tokens, 20 % swaps, 5 % compute, our guess at a block's public part. So
-/// short that most are not interrupted: a few milliseconds.
+/// The same block every time: 35 % transfers, 40 % tokens, 20 % swaps, 5 % compute, our guess at a
+/// block's public part. So short that most are not interrupted: a few milliseconds.
 pub(crate) fn block() -> Vec<TxEnv> {
     (0..TXS).map(transaction).collect()
 }

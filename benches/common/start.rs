@@ -1,13 +1,15 @@
-//! One start of ours against a node that announces meanwhile: what a backfill does to the live announcements.
+//! One start of ours against a node that announces meanwhile: what a backfill does to the live
+//! announcements.
 //!
-//! **The clock.** Live latency is from the announcement read from the socket to the order in the pool, by a stopwatch
-//! around the pool, while the backfill fetches, or for a while without one: from its first transaction, or from
-//! before the fetcher starts. The node announces from the first subscription on. It is a process of its own (this
-//! program again), so that what it burns is not ours.
+//! **The clock.** Live latency is from the announcement read from the socket to the order in the
+//! pool, by a stopwatch around the pool, while the backfill fetches, or for a while without one:
+//! from its first transaction, or from before the fetcher starts. The node announces from the first
+//! subscription on. It is a process of its own (this program again), so that what it burns is not
+//! ours.
 //!
-//! **Equal work.** After every run, what the node announced and what was backfilled are in the pool, each of them;
-//! nothing else, and nothing twice. Every hash has had its one outcome. If not, the bench fails; timings never fail
-//! it.
+//! **Equal work.** After every run, what the node announced and what was backfilled are in the
+//! pool, each of them; nothing else, and nothing twice. Every hash has had its one outcome. If not,
+//! the bench fails; timings never fail it.
 
 use std::{
     sync::{Arc, Mutex},
@@ -71,14 +73,14 @@ impl Start {
         }
         let backfilled = expected.len() as u64;
 
+        let mut config = PoolConfig::default();
         // A run on a busy machine must not outlive its transactions: equal work is asserted.
-        let tx_retention = Duration::from_mins(30);
-        let pool = PoolConfig { tx_retention, ..PoolConfig::default() };
-        let pool = OrderPool::new(pool).expect("a valid configuration");
+        config.tx_retention = Duration::from_mins(30);
+        let pool = OrderPool::new(config).expect("a valid configuration");
         let monitor = LoadMonitor::new(MonitorConfig::default()).expect("the defaults are valid");
-        let requests = if policy { Limit::Auto } else { Limit::Unlimited };
-        let gate = Gate::new(GateConfig { requests, ..GateConfig::default() });
-        let gate = gate.expect("the defaults are valid");
+        let mut config = GateConfig::default();
+        config.requests = if policy { Limit::Auto } else { Limit::Unlimited };
+        let gate = Gate::new(config).expect("the defaults are valid");
         let pressed = monitor.clone();
         let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), move || pressed.is_pressed());
         let upkeep = upkeep.expect("a thread");

@@ -28,11 +28,9 @@ pub(crate) fn reset_streams(servers: &[String]) -> io::Result<()> {
         let client = async_nats::connect(servers).await.map_err(io::Error::other)?;
         // The first time there is no stream, which is an error that needs no handling.
         let _ = async_nats::jetstream::new(client).delete_stream(stream()).await;
-        let config = StreamConfig {
-            max_age: MAX_AGE,
-            max_bytes: 4 << 30,
-            ..StreamConfig::new(Flow::Public, DEV_CHAIN_ID)
-        };
+        let mut config = StreamConfig::new(Flow::Public, DEV_CHAIN_ID);
+        config.max_age = MAX_AGE;
+        config.max_bytes = 4 << 30;
         let server = ServerConfig::cluster(servers);
         ensure_stream(&server, &config).await.map_err(io::Error::other)
     })

@@ -1,7 +1,8 @@
-//! What the start-up backfill costs the live announcements: a node holds 10,000 pending transactions and announces
-//! 500 more a second. What is timed and asserted is said at [`crate::start`]: here from before the fetcher starts,
-//! with the monitor and the gate of `Ingest`, until it is live. The goal is held against a start that backfills
-//! nothing, from its beginning for as long as the other of the round took: the first announcements after any start
+//! What the start-up backfill costs the live announcements: a node holds 10,000 pending
+//! transactions and announces 500 more a second. What is timed and asserted is said at
+//! [`crate::start`]: here from before the fetcher starts, with the monitor and the gate of
+//! `Ingest`, until it is live. The goal is held against a start that backfills nothing, from its
+//! beginning for as long as the other of the round took: the first announcements after any start
 //! wait for the request connection.
 
 use std::time::Duration;

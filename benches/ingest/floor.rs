@@ -43,7 +43,8 @@ fn pass(txs: &[PreparedTx]) -> Duration {
     thread_cpu() - before
 }
 
-/// Transactions of the mix of `drops`. Those of `scale` and `rates` carry no blobs: their floor is a little lower.
+/// Transactions of the mix of `drops`. Those of `scale` and `rates` carry no blobs: their floor is
+/// a little lower.
 pub(crate) fn samples() -> Vec<PreparedTx> {
     let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
     Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(2_000)

@@ -1,38 +1,44 @@
-//! From the node's announcement to the order in front of a builder: ours in its three modes against the two ways in
-//! which builders fetch today.
+//! From the node's announcement to the order in front of a builder: ours in its three modes against
+//! the two ways in which builders fetch today.
 //!
-//! - *sequential*: one connection, one fetch at a time in the notification loop, alloy's default buffer of 16, two worker
-//!   threads, as tokio has by default on two cores;
-//! - *plain concurrent*: a second connection, a task for each hash, 64 permits, a buffer of 16,384, with one worker thread
-//!   and with two;
-//! - *hashes* and *full objects*: [`mempool_ingest::Ingest`] in its two modes over a socket, otherwise with its defaults;
+//! - *sequential*: one connection, one fetch at a time in the notification loop, alloy's default
+//!   buffer of 16, two worker threads, as tokio has by default on two cores;
+//! - *plain concurrent*: a second connection, a task for each hash, 64 permits, a buffer of 16,384,
+//!   with one worker thread and with two;
+//! - *hashes* and *full objects*: [`mempool_ingest::Ingest`] in its two modes over a socket,
+//!   otherwise with its defaults;
 //! - *in process*: the same with the pool of a node in its own process.
 //!
-//! `benches/README.md` says what each part shows. A rate of `scale` is *held* when every round pooled, in the end,
-//! everything that was announced, no buffer of ours overran, and the node kept the rate.
+//! `benches/README.md` says what each part shows. A rate of `scale` is *held* when every round
+//! pooled, in the end, everything that was announced, no buffer of ours overran, and the node kept
+//! the rate.
 //!
-//! **The clock.** The node runs in a process of its own (the running program again) and notes, in `CLOCK_MONOTONIC`,
-//! which all processes share, the moment before it hands each transaction to its pool. A subscriber of the order
-//! pool, the same for all, notes when it sees each order. The difference is the latency. So it contains the node's own
-//! work, which is the same for all but *in process*, where it is the moment before the hash enters the channel of the
-//! node's pool. Announcements are due at start + n/rate; the number of late ones is counted, since it shows how far the
-//! machine can be trusted.
+//! **The clock.** The node runs in a process of its own (the running program again) and notes, in
+//! `CLOCK_MONOTONIC`, which all processes share, the moment before it hands each transaction to its
+//! pool. A subscriber of the order pool, the same for all, notes when it sees each order. The
+//! difference is the latency. So it contains the node's own work, which is the same for all but *in
+//! process*, where it is the moment before the hash enters the channel of the node's pool.
+//! Announcements are due at start + n/rate; the number of late ones is counted, since it shows how
+//! far the machine can be trusted.
 //!
-//! **Equal work.** Every run announces the first transactions of one list. Each run asserts that the node announced
-//! that list, that what was pooled is part of it, nothing twice, with the right sender and sidecar. What a rival
-//! did not pool is its loss. Ours must have pooled everything but what overran its buffer and was counted, or the
-//! bench fails; timings never fail it. `rates` asserts that every contender but *sequential* pooled all of them.
+//! **Equal work.** Every run announces the first transactions of one list. Each run asserts that
+//! the node announced that list, that what was pooled is part of it, nothing twice, with the right
+//! sender and sidecar. What a rival did not pool is its loss. Ours must have pooled everything but
+//! what overran its buffer and was counted, or the bench fails; timings never fail it. `rates`
+//! asserts that every contender but *sequential* pooled all of them.
 //!
-//! **The cost.** Each run has a process of its own for the contender, so that CPU time and memory are its own: CPU
-//! time from the first announcement to the last order, subscriber included, for each pooled transaction, also as a
-//! multiple of the floor, the CPU time to decode a raw transaction and recover its sender, which is taken before each
-//! round, on one thread and on as many at once as there are cores. All use libsecp256k1. The node never mines here. Of
-//! *in process* the CPU time of the thread that announces is the node's and not counted.
+//! **The cost.** Each run has a process of its own for the contender, so that CPU time and memory
+//! are its own: CPU time from the first announcement to the last order, subscriber included, for
+//! each pooled transaction, also as a multiple of the floor, the CPU time to decode a raw
+//! transaction and recover its sender, which is taken before each round, on one thread and on as
+//! many at once as there are cores. All use libsecp256k1. The node never mines here. Of *in
+//! process* the CPU time of the thread that announces is the node's and not counted.
 //!
-//! `cargo bench --bench ingest` takes about half an hour, `-- rates` eleven minutes; with `-- --test` each path runs
-//! once. A word is criterion's filter too. `scripts/chart.py` draws the table of `scale`. The environment sets
-//! `INGEST_BENCH_ROUNDS` (10 of `rates`, 3 of the others), `INGEST_BENCH_SECONDS` (2.5 of `rates`, 3 of `scale`, 5 of
-//! `drops`, of each run), `INGEST_BENCH_RATES` (of `rates` and `scale`), and `INGEST_BENCH_BLOBS` (of a thousand
+//! `cargo bench --bench ingest` takes about half an hour, `-- rates` eleven minutes; with `--
+//! --test` each path runs once. A word is criterion's filter too. `scripts/chart.py` draws the
+//! table of `scale`. The environment sets `INGEST_BENCH_ROUNDS` (10 of `rates`, 3 of the others),
+//! `INGEST_BENCH_SECONDS` (2.5 of `rates`, 3 of `scale`, 5 of `drops`, of each run),
+//! `INGEST_BENCH_RATES` (of `rates` and `scale`), and `INGEST_BENCH_BLOBS` (of a thousand
 //! transactions of `rates`, how many carry blobs; 0).
 
 mod backfill;
@@ -62,7 +68,8 @@ use crate::{
     table::{Row, print, print_held},
 };
 
-/// Of a thousand transactions of `drops`, how many carry blobs; a fifth of those six. The example's default.
+/// Of a thousand transactions of `drops`, how many carry blobs; a fifth of those six. The example's
+/// default.
 const BLOBS_PER_MILLE: u32 = 5;
 
 /// The role of a contender's process.
@@ -146,9 +153,9 @@ fn drops(is_test: bool) {
     }
 }
 
-/// Runs all rows in rounds and prints them; the contenders of a load take turns at going first. With `is_warm` each run
-/// follows another one in its process, as in a builder that has run for days; but only a first run shows what it adds to
-/// the memory.
+/// Runs all rows in rounds and prints them; the contenders of a load take turns at going first.
+/// With `is_warm` each run follows another one in its process, as in a builder that has run for
+/// days; but only a first run shows what it adds to the memory.
 fn race(mut rows: Vec<Row>, rounds: usize, is_warm: bool) -> Vec<Row> {
     let samples = floor::samples();
     let mut floors = Rounds::new(());

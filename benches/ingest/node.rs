@@ -39,8 +39,8 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    /// Announces the next `count` transactions, `tps` a second or all at once, and returns when the last of them is
-    /// announced.
+    /// Announces the next `count` transactions, `tps` a second or all at once, and returns when the
+    /// last of them is announced.
     pub(crate) fn announce(&mut self, count: usize, tps: Option<u32>) -> io::Result<()> {
         match self {
             Self::Process(node) => {
@@ -68,8 +68,8 @@ impl Node {
         }
     }
 
-    /// The CPU time that the node has used in this process since the last [`Self::take_announced`]. It is the node's own,
-    /// and no cost of the contender.
+    /// The CPU time that the node has used in this process since the last [`Self::take_announced`].
+    /// It is the node's own, and no cost of the contender.
     pub(crate) const fn cpu_in_this_process(&self) -> Duration {
         match self {
             Self::Process(_) => Duration::ZERO,
@@ -78,8 +78,8 @@ impl Node {
     }
 }
 
-/// The pool of a node that the contender runs in: a map of transactions with their senders, and a channel of hashes, as
-/// reth has them.
+/// The pool of a node that the contender runs in: a map of transactions with their senders, and a
+/// channel of hashes, as reth has them.
 pub(crate) struct NodePool {
     txs: HashMap<B256, Recovered<PooledTransaction>>,
     /// In the order of the announcements.

@@ -1,8 +1,10 @@
-//! The criterion groups: latency and CPU time of every contender at 500, 1,000 and 2,000 transactions a second.
+//! The criterion groups: latency and CPU time of every contender at 500, 1,000 and 2,000
+//! transactions a second.
 //!
-//! Criterion takes all samples of one benchmark before it begins the next, and the speed of a shared machine changes
-//! within minutes. So the contenders take turns first, as in the other parts, and each run then becomes one sample of
-//! its three benchmarks: both latencies and the CPU time come from the same run.
+//! Criterion takes all samples of one benchmark before it begins the next, and the speed of a
+//! shared machine changes within minutes. So the contenders take turns first, as in the other
+//! parts, and each run then becomes one sample of its three benchmarks: both latencies and the CPU
+//! time come from the same run.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -61,7 +63,8 @@ pub(crate) fn bench(args: &Args) {
         let rows = race(lines.iter().copied().map(Rounds::new).collect(), plan.rounds, false);
         for row in &rows {
             let lost: usize = row.runs.iter().map(Run::lost).sum();
-            // One fetch at a time may fall behind, and a buffer of 16 overrun; the others have room.
+            // One fetch at a time may fall behind, and a buffer of 16 overrun; the others have
+            // room.
             let may_lose = row.contender.0 == Contender::Sequential;
             assert!(lost == 0 || may_lose, "{:?} lost {lost}: no equal work", row.contender);
         }
@@ -135,7 +138,8 @@ impl Lines<'_> {
     }
 }
 
-/// The CPU time of a process, user and system, of all threads. Here of the contender's process, which measures itself.
+/// The CPU time of a process, user and system, of all threads. Here of the contender's process,
+/// which measures itself.
 struct CpuTime;
 
 impl Measurement for CpuTime {

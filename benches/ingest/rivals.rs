@@ -1,7 +1,8 @@
 //! The ways builders fetch today, as their authors would write them on `alloy`.
 //!
-//! Both insert into the same [`OrderPool`] and recover senders with the same C library. Neither checks that the response
-//! is the requested transaction, retries, times out, or follows heads: that favours them.
+//! Both insert into the same [`OrderPool`] and recover senders with the same C library. Neither
+//! checks that the response is the requested transaction, retries, times out, or follows heads:
+//! that favours them.
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
@@ -29,8 +30,9 @@ const PERMITS: usize = 64;
 /// Its broadcast slots between the connection and its loop.
 const BUFFER: usize = 16_384;
 
-/// One connection, one fetch at a time in the loop that reads the notifications, alloy's default buffer of 16, two
-/// worker threads, as tokio has by default on two cores. Returns when subscribed; its runtime is the rival at work.
+/// One connection, one fetch at a time in the loop that reads the notifications, alloy's default
+/// buffer of 16, two worker threads, as tokio has by default on two cores. Returns when subscribed;
+/// its runtime is the rival at work.
 pub(crate) fn sequential(path: PathBuf, pool: OrderPool) -> Result<Runtime, Error> {
     let runtime = runtime(2)?;
     let (provider, mut hashes) = runtime.block_on(async {
@@ -48,10 +50,11 @@ pub(crate) fn sequential(path: PathBuf, pool: OrderPool) -> Result<Runtime, Erro
     Ok(runtime)
 }
 
-/// A second connection for requests, a task for each hash, 64 permits, a buffer of 16,384. Returns when subscribed.
+/// A second connection for requests, a task for each hash, 64 permits, a buffer of 16,384. Returns
+/// when subscribed.
 ///
-/// The permit is acquired inside the task, so that the loop only reads and spawns: no announcement waits for a fetch,
-/// which loses the least. Nothing bounds the number of tasks.
+/// The permit is acquired inside the task, so that the loop only reads and spawns: no announcement
+/// waits for a fetch, which loses the least. Nothing bounds the number of tasks.
 pub(crate) fn concurrent(
     path: PathBuf,
     pool: OrderPool,

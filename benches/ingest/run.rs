@@ -31,8 +31,8 @@ use crate::{
     rivals,
 };
 
-/// A rival that has pooled nothing for so long will pool nothing more. The longest honest pause is that of six blobs
-/// behind others, a tenth of a second.
+/// A rival that has pooled nothing for so long will pool nothing more. The longest honest pause is
+/// that of six blobs behind others, a tenth of a second.
 const RIVAL_QUIET: Duration = Duration::from_secs(3);
 
 /// Ours has so long without progress before its run ends: it has to recover by reconciliation (200
@@ -276,14 +276,15 @@ fn start_node(contender: Contender, load: &Load, first: &[PreparedTx]) -> io::Re
     Ok(Node::Process(node))
 }
 
-/// Runs one contender in this process, which does nothing else but be the node of a contender that has it in its process.
+/// Runs one contender in this process, which does nothing else but be the node of a contender that
+/// has it in its process.
 pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
     let (expected, first) = expected(&load);
     // Room for all: what is evicted is not lost, and evicting is no part of the comparison.
-    let pool = PoolConfig::default();
-    let max_txs = pool.max_txs.max(2 * load.total());
-    let max_tx_bytes = pool.max_tx_bytes.max(load.total() * 4096).min(MAX_COUNT);
-    let config = PoolConfig { max_txs, max_tx_bytes, tx_retention: LONGEST_RUN, ..pool };
+    let mut config = PoolConfig::default();
+    config.max_txs = config.max_txs.max(2 * load.total());
+    config.max_tx_bytes = config.max_tx_bytes.max(load.total() * 4096).min(MAX_COUNT);
+    config.tx_retention = LONGEST_RUN;
     // The host's runtime for ours, which does its work on threads of its own.
     let host = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut node = start_node(contender, &load, &first)?;

@@ -2,8 +2,8 @@
 //! hashes flood, with the policy off and on. What is timed and asserted is said at [`start`]. What
 //! callers from outside may not do is shown by the scenarios of the trial.
 //!
-//! `cargo bench --bench load_control` takes about a minute; with `-- --test` each contender runs once. The environment
-//! sets `LOAD_BENCH_ROUNDS` (3).
+//! `cargo bench --bench load_control` takes about a minute; with `-- --test` each contender runs
+//! once. The environment sets `LOAD_BENCH_ROUNDS` (3).
 
 #[path = "../common/start.rs"]
 mod start;

@@ -1,17 +1,16 @@
 //! Accounts as of the node's latest block: a cache, and the thread that fills it.
 //!
 //! # Locks
-//! The turns: taken by an order that asks for an account, and by the thread `mempool-admission` before
-//! a batch, for one push, or one batch; never across an await or with another lock.
-//! The cache: taken by an order whose sender is looked up, and by the thread `mempool-admission`
-//! around a batch, for one look-up, or the accounts of one batch; never across an await or with
-//! another lock.
+//! The requests: taken by an order that asks for an account, and by the thread `mempool-admission`
+//! before a batch, for one push, or one batch; never across an await or with another lock. The
+//! cache: taken by an order whose sender is looked up, and by the thread `mempool-admission` around
+//! a batch, for one look-up, or the accounts of one batch; never across an await or with another
+//! lock.
 
 use std::{
     collections::HashMap,
     convert::Infallible,
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         mpsc::{self, Receiver},
@@ -21,6 +20,7 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
+use load_control::build_runtime;
 use order_pool::{Funds, Holder, OrderPool};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
@@ -31,11 +31,11 @@ use txpool_fetcher::Endpoint;
 
 use super::{client::AccountClient, turns::Turns};
 
-/// Accounts in one batch, so that each batch is answered within some milliseconds, and what comes
-/// meanwhile waits no longer.
+/// The most accounts in one batch. The node answers such a batch within some milliseconds, so a
+/// request that comes meanwhile waits no longer than that.
 const MAX_ACCOUNTS_PER_BATCH: usize = 256;
 
-/// Accounts of one holder in one batch, a quarter, so that it leaves room for others.
+/// The most accounts of one holder in one batch: a quarter, so that others find room.
 const MAX_ACCOUNTS_PER_HOLDER: usize = MAX_ACCOUNTS_PER_BATCH / 4;
 
 /// A node that has not answered a batch for this long is slow: until it answers, no further order
@@ -69,8 +69,8 @@ pub(super) enum Account {
 #[derive(Debug)]
 struct Shared {
     pool: OrderPool,
-    turns: Mutex<Requests>,
-    /// Notified when a request comes, and at the end.
+    requests: Mutex<Requests>,
+    /// Notified when a request comes, and when [`Requests::is_closed`] is set.
     requested: Notify,
     cache: Mutex<Cache>,
 }
@@ -118,16 +118,9 @@ impl Accounts {
         let (ends, ended) = mpsc::sync_channel(0);
         let shared = Arc::new(Shared::new(pool));
         let served = Arc::clone(&shared);
-        // One blocking thread, which looks up the host of a WebSocket. It starts now and never ends:
-        // tokio panics if it cannot start one later.
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .thread_name("mempool-lookup")
-            .max_blocking_threads(1)
-            .thread_keep_alive(Duration::MAX)
-            .build()?;
-        catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(|| ()))))
-            .map_err(|_| io::Error::other("the limit of threads is reached"))?;
+        // One blocking thread, which looks up the host of a WebSocket.
+        let mut builder = Builder::new_current_thread();
+        let runtime = build_runtime(builder.enable_all().thread_name("mempool-lookup"), 1)?;
         let serve = move || {
             let _ends = ends;
             runtime.block_on(served.serve(AccountClient::new(endpoint, max_nonces_ahead)));
@@ -157,7 +150,7 @@ impl Accounts {
         let pushed = self.shared.requests().turns.push(holder, Request { address, response });
         self.shared.requested.notify_one();
         if let Err(excess) = pushed {
-            // Its order may have been decided on meanwhile.
+            // The error means that the order does not wait for its account any more.
             let _ = excess.response.send(Account::HolderBusy);
         }
         responded.await.unwrap_or(Account::Unknown)
@@ -166,17 +159,19 @@ impl Accounts {
 
 impl Shared {
     fn new(pool: OrderPool) -> Self {
-        let (turns, requested) = (Mutex::default(), Notify::new());
-        Self { pool, turns, requested, cache: Mutex::default() }
+        let (requests, requested) = (Mutex::default(), Notify::new());
+        Self { pool, requests, requested, cache: Mutex::default() }
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
-        self.turns.lock()
+        self.requests.lock()
     }
 
-    /// Waits for requests, and returns those of the next batch; `None` at the end.
+    /// Waits for requests, and returns those of the next batch. `None` if none is left and nobody
+    /// asks any more.
     async fn next_batch(&self) -> Option<Vec<Request>> {
         loop {
+            // The lock is released before the wait.
             {
                 let mut requests = self.requests();
                 if !requests.turns.is_empty() {
@@ -187,7 +182,8 @@ impl Shared {
                     return None;
                 }
             }
-            // Keeps a notification that came since the look at the requests.
+            // Returns at once if a request has come since the lock was released: `Notify` keeps one
+            // notification.
             self.requested.notified().await;
         }
     }

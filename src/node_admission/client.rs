@@ -14,12 +14,12 @@ const BATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// backoff.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
-/// Accounts of a batch that are requested at the same time, each with two calls: few enough that the
-/// node reads all of them while it answers.
+/// Accounts of a batch that are requested at the same time, each with two calls: few enough that
+/// the node reads all of them while it answers.
 const ACCOUNTS_IN_FLIGHT: usize = 32;
 
-/// The number of the node's latest block, and the accounts in the order of the addresses; `None` for an
-/// account for which the node returned an error.
+/// The number of the node's latest block, and the accounts in the order of the addresses; `None`
+/// for an account for which the node returned an error.
 type Accounts = (u64, Vec<Option<Funds>>);
 
 /// Why a batch failed.

@@ -1,17 +1,19 @@
-//! The accounts that wait for the node: known signers' first, and of each holder in turn.
+//! The queue of requests for accounts: decides which of them are in the next batch. Those of known
+//! signers come first, and the holders take turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 
 use order_pool::Holder;
 
-/// Accounts that wait in each of the two lanes: 4,096 are the senders of forty of the longest bundles.
+/// The most items that wait in each of the two lanes. 4,096 accounts are the senders of forty of
+/// the longest bundles.
 const MAX_WAITING: usize = 4_096;
-/// Accounts of one holder that wait, a quarter: ten of the longest bundles.
+/// The most items of one holder that wait: a quarter, ten of the longest bundles.
 const MAX_WAITING_PER_HOLDER: usize = MAX_WAITING / 4;
 
-/// What waits, of any type, in two lanes. Whatever strangers send, it waits behind what known signers
-/// and the host send, and whatever one holder sends takes a part of a batch.
+/// Items that wait, in two lanes. The items of strangers wait behind those of known signers and of
+/// the host. In a lane the holders take turns, so that the items of one holder do not fill a batch.
 #[derive(Debug)]
 pub(super) struct Turns<T> {
     known: Lane<T>,
@@ -21,8 +23,9 @@ pub(super) struct Turns<T> {
 #[derive(Debug)]
 struct Lane<T> {
     queues: HashMap<Holder, VecDeque<T>>,
-    /// The holders with a queue, the next one first.
+    /// The holders with a queue, the one whose turn is next first.
     next: VecDeque<Holder>,
+    /// The number of items in all queues.
     len: usize,
 }
 
@@ -46,8 +49,8 @@ impl<T> Turns<T> {
     /// Adds an item to the queue of its holder.
     ///
     /// # Errors
-    /// Returns an item that has no place: this one if its holder has too many, or the last one of the
-    /// holder with the most.
+    /// Returns an item for which there is no room: this one, if too many of its holder wait, or, if
+    /// the lane is full, the last one of the holder with the most.
     pub(super) fn push(&mut self, holder: Holder, item: T) -> Result<(), T> {
         let lane = match holder {
             Holder::Host | Holder::Signer(_) => &mut self.known,
@@ -66,8 +69,8 @@ impl<T> Turns<T> {
     }
 }
 
-/// The holder whose queue an item waits in: all callers of an IPv6 /48 have one, since one person can
-/// be many of them.
+/// The holder whose queue an item waits in: all callers of an IPv6 /48 have one, since one person
+/// can be many of them.
 fn queue_of(holder: Holder) -> Holder {
     match holder {
         Holder::Caller(IpAddr::V6(address)) => {
@@ -100,6 +103,7 @@ impl<T> Lane<T> {
         }
     }
 
+    /// Removes an item of a holder by `pop`, and the holder with its last item.
     fn pop(
         &mut self,
         holder: Holder,
@@ -115,15 +119,16 @@ impl<T> Lane<T> {
         item
     }
 
+    /// Moves items to `taken`, one of each holder in turn, until `taken` has `max` items, or
+    /// `max_per_holder` of each holder were moved.
     fn take(&mut self, max: usize, max_per_holder: usize, taken: &mut Vec<T>) {
         for _ in 0..max_per_holder {
-            // One of each holder.
             for _ in 0..self.next.len() {
                 if taken.len() >= max {
                     return;
                 }
                 let Some(holder) = self.next.pop_front() else { return };
-                // Before the pop, which removes it if nothing of it is left.
+                // Pushed before the pop, which removes a holder without further items.
                 self.next.push_back(holder);
                 taken.extend(self.pop(holder, VecDeque::pop_front));
             }

@@ -28,7 +28,8 @@ fn million_ether() -> U256 {
 
 /// Starts an RPC server that asks the node, which has as much time as the test.
 async fn start(fetcher: FetcherConfig, admission: NodeAdmissionConfig) -> Ingest {
-    let rpc = OrderRpcConfig { admission_timeout: PATIENCE, ..OrderRpcConfig::new(DEV_CHAIN_ID) };
+    let rpc =
+        configured(OrderRpcConfig::new(DEV_CHAIN_ID), |config| config.admission_timeout = PATIENCE);
     let mut config = IngestConfig::new(fetcher, PoolConfig::default());
     config.node_admission = Some(admission);
     config.rpc = Some(rpc);
@@ -218,11 +219,10 @@ async fn without_an_answer_orders_are_pooled_or_refused_as_configured() {
     for (endpoint, fails_open) in
         endpoints.into_iter().flat_map(|path| [(path.clone(), true), (path, false)])
     {
-        let admission = NodeAdmissionConfig {
-            endpoint: Some(Endpoint::Ipc(endpoint.clone())),
-            fails_open,
-            ..NodeAdmissionConfig::default()
-        };
+        let admission = configured(NodeAdmissionConfig::default(), |config| {
+            config.endpoint = Some(Endpoint::Ipc(endpoint.clone()));
+            config.fails_open = fails_open;
+        });
         let ingest = start(node.fetcher(), admission).await;
         for number in 0..2 {
             let (hash, raw) = signed(&Account::from_entropy(7, number), |_| {});

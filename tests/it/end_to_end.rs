@@ -9,7 +9,9 @@ use super::*;
 #[tokio::test]
 async fn a_comparison_recovers_expired_transactions_that_are_still_pending() {
     let node = Node::start(20, |config| config);
-    let pool = PoolConfig { tx_retention: Duration::from_millis(200), ..PoolConfig::default() };
+    let pool = configured(PoolConfig::default(), |config| {
+        config.tx_retention = Duration::from_millis(200)
+    });
     let mut fetcher = node.fetcher();
     fetcher.audit_interval = None;
     let ingest = Ingest::start(IngestConfig::new(fetcher, pool)).await.expect("it starts");

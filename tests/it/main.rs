@@ -13,7 +13,7 @@ use mempool_ingest::{
 use mock_node::{DEV_CHAIN_ID, NodeConfig, workload::Account};
 use serde_json::{Value, json};
 use testkit::{
-    http,
+    configured, http,
     ingest::{Node, PATIENCE, eventually, settled, socket},
     sign::signed,
 };

@@ -38,8 +38,6 @@ use std::{
 };
 
 use alloy_primitives::B256;
-#[cfg(feature = "rpc")]
-use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
     Ingest,
     load_control::metric_set,
@@ -210,7 +208,8 @@ impl Parts {
         #[cfg(feature = "rpc")]
         if let Some(config) = &options.rpc {
             let chain_id = options.chain_of_orders(config.chain_id, node_chain_id, "[rpc]")?;
-            let config = OrderRpcConfig { chain_id, ..config.clone() };
+            let mut config = config.clone();
+            config.chain_id = chain_id;
             #[cfg(feature = "fleet")]
             ingest.start_rpc_with(config, |host| host.with_publishing(publishing.readiness()))?;
             #[cfg(not(feature = "fleet"))]

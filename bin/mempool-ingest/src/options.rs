@@ -232,8 +232,10 @@ impl Options {
     }
 
     pub(crate) fn ingest(&self) -> IngestConfig {
-        let config = IngestConfig::new(self.fetcher.clone(), self.pool.clone());
-        IngestConfig { gate: self.gate, monitor: self.monitor, ..config }
+        let mut config = IngestConfig::new(self.fetcher.clone(), self.pool.clone());
+        config.gate = self.gate;
+        config.monitor = self.monitor;
+        config
     }
 
     /// Returns the chain of the orders of a section: its own `chain_id` unless that is 0, or that
@@ -463,11 +465,11 @@ mod tests {
         fetcher.trust_node_sender = None;
         fetcher.sources.clear();
         let GateConfig { work_permits, reserved_permits, .. } = GateConfig::default();
-        let gate = GateConfig { work_permits, reserved_permits, ..options.gate };
-        let rpc = options.rpc.take().expect("a section");
-        let rpc = OrderRpcConfig { threads: OrderRpcConfig::new(0).threads, ..rpc };
-        let server =
-            ServerConfig { root_certificates: Some("ca.pem".into()), ..ServerConfig::default() };
+        options.gate.work_permits = work_permits;
+        options.gate.reserved_permits = reserved_permits;
+        options.rpc.as_mut().expect("a section").threads = OrderRpcConfig::new(0).threads;
+        let mut server = ServerConfig::default();
+        server.root_certificates = Some("ca.pem".into());
         let expected = Options {
             rpc: Some(OrderRpcConfig::new(0)),
             recorder: Some(RecorderConfig::new("")),
@@ -477,8 +479,7 @@ mod tests {
             status_interval: options.status_interval,
             ..Options::default()
         };
-        let read = Options { gate, rpc: Some(rpc), ..options };
-        assert_eq!(format!("{read:?}"), format!("{expected:?}"));
+        assert_eq!(format!("{options:?}"), format!("{expected:?}"));
     }
 
     #[test]

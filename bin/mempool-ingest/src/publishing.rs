@@ -45,13 +45,15 @@ impl Args {
         let flows = [(Flow::Public, &self.publish), (Flow::Private, &self.publish_private)];
         for (flow, urls) in flows {
             let (false, Some(machine)) = (urls.is_empty(), &self.machine) else { continue };
-            let root_certificates = self.nats_ca.clone();
-            let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
+            let mut server = ServerConfig::cluster(urls);
+            server.root_certificates = self.nats_ca.clone();
             options.publish.retain(|publisher| publisher.flow != flow);
-            let publisher = PublisherConfig { flow, ..PublisherConfig::new(server, 0, machine) };
+            let mut publisher = PublisherConfig::new(server, 0, machine);
+            publisher.flow = flow;
             options.publish.push(publisher);
             let Some(replicas) = self.replicas else { continue };
-            let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, 0) };
+            let mut stream = StreamConfig::new(flow, 0);
+            stream.replicas = replicas;
             if flow == Flow::Public {
                 // The stream needs no transaction for longer than the pool keeps it.
                 stream.max_age = options.pool.tx_retention;
@@ -79,17 +81,18 @@ impl Publishing {
     ) -> Result<Self, Failure> {
         for stream in &options.streams {
             let publisher = options.publisher_for(stream)?;
-            let chain_id =
+            let mut stream = stream.clone();
+            stream.chain_id =
                 options.chain_of_orders(stream.chain_id, node_chain_id, "[[streams]]")?;
-            ensure_stream(&publisher.server, &StreamConfig { chain_id, ..stream.clone() }).await?;
+            ensure_stream(&publisher.server, &stream).await?;
         }
         let mut publishers = Vec::new();
         for config in &options.publish {
-            let chain_id =
+            let mut config = config.clone();
+            config.chain_id =
                 options.chain_of_orders(config.chain_id, node_chain_id, "[[publish]]")?;
             let name = if config.flow == Flow::Public { "public" } else { "private" };
-            let publisher = Publisher::start(pool, PublisherConfig { chain_id, ..config.clone() });
-            publishers.push((name, publisher?));
+            publishers.push((name, Publisher::start(pool, config)?));
         }
         Ok(Self(publishers))
     }

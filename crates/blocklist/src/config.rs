@@ -21,7 +21,11 @@ pub const MAX_BYTES: usize = 16 * 1024 * 1024;
 pub(crate) const READ_LIMIT: u64 = MAX_BYTES as u64 + 1;
 
 /// The requirements on the list.
+///
+/// Make one with [`Self::default`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BlocklistConfig {
     /// Fewer addresses than this are refused with [`Error::TooFew`]. Default
     /// [`DEFAULT_MIN_ADDRESSES`]; 0 allows the empty list. Set it near the real length: a text file

@@ -53,9 +53,9 @@ impl BlockGuard {
         self.list().precheck(tx).map_err(|blocked| self.count(blocked))
     }
 
-    /// Executes one transaction: the pre-check, its execution separate from all others, and the
-    /// check of every account that it loaded. Nothing is written until [`Checked::commit`];
-    /// dropping the returned value undoes the execution.
+    /// Executes one transaction: applies the pre-check, executes the transaction by itself, and
+    /// checks every account that it loaded. Nothing is written until [`Checked::commit`]; dropping
+    /// the returned value discards the execution.
     ///
     /// The EVM may be reused for every transaction of the block. If the beneficiary of its block is
     /// not the fee recipient of this guard, it is checked like any other account: if it is listed,
@@ -132,13 +132,13 @@ impl<E: TransactionEvm<Output: std::fmt::Debug>> std::fmt::Debug for Checked<'_,
 }
 
 /// The interface through which [`BlockGuard`] drives an EVM: one transaction at
-/// a time, its state separate from others', and the commit as a separate step.
+/// a time, with a state of its own, and the commit as a separate step.
 ///
 /// Every revm EVM implements it through [`ExecuteCommitEvm`]; [`Inspected`] runs the same EVM with
 /// its inspector. For an EVM behind another trait, such as alloy-evm's `Evm`, write a newtype: its
 /// `transact_raw` is [`transact_alone`](Self::transact_alone), `db_mut().commit(state)` is
 /// [`commit_state`](Self::commit_state), and since that trait cannot leave an execution in the
-/// journal, [`discard_leftover`](Self::discard_leftover) is 0.
+/// journal, [`discard_leftover`](Self::discard_leftover) returns 0.
 pub trait TransactionEvm {
     /// The transaction.
     type Tx: Transaction;
@@ -148,12 +148,13 @@ pub trait TransactionEvm {
     type Error;
 
     /// Empties the journal and returns how many accounts it held. After `transact_one` without
-    /// `finalize` it holds those of that transaction, which would be mixed with the next one's.
+    /// `finalize` it holds the accounts of that transaction, and they would be mixed with those of
+    /// the next one.
     fn discard_leftover(&mut self) -> usize;
 
-    /// Executes the transaction and returns its own state alone: a key for every account that it
-    /// loaded and for no other. Writes nothing to the database, and leaves nothing in the
-    /// journal, also on an error.
+    /// Executes the transaction. Returns its result, and a state whose keys are exactly the
+    /// accounts that this transaction loaded. Writes nothing to the database, and leaves nothing in
+    /// the journal, even if the transaction is not executed because of an error.
     fn transact_alone(
         &mut self,
         tx: Self::Tx,
@@ -178,6 +179,7 @@ impl<E: ExecuteCommitEvm<State = EvmState>> TransactionEvm for E {
         &mut self,
         tx: Self::Tx,
     ) -> Result<ExecResultAndState<Self::Output, EvmState>, Self::Error> {
+        // `transact` empties the journal, also if the transaction is invalid.
         self.transact(tx)
     }
 
@@ -206,7 +208,9 @@ impl<E: InspectEvm<State = EvmState> + ExecuteCommitEvm> TransactionEvm for Insp
         &mut self,
         tx: Self::Tx,
     ) -> Result<ExecResultAndState<Self::Output, EvmState>, Self::Error> {
-        self.0.inspect_tx(tx)
+        // Unlike `transact`, `inspect_tx` of older versions of revm (34, for one) does not empty
+        // the journal if the transaction is invalid.
+        self.0.inspect_tx(tx).inspect_err(|_| drop(self.0.finalize()))
     }
 
     fn commit_state(&mut self, state: EvmState) {

@@ -26,7 +26,8 @@ impl PartialEq for Blocklist {
 impl Eq for Blocklist {}
 
 impl Blocklist {
-    /// Makes a list of parsed addresses; a repeated address counts once.
+    /// Makes a list of parsed addresses. A repeated address counts once, and is not reported by
+    /// [`Self::duplicates`]. Of `config`, only `min_addresses` is used.
     ///
     /// # Errors
     /// [`Error::TooFew`] if there are fewer than `config.min_addresses`.
@@ -39,7 +40,8 @@ impl Blocklist {
             return Err(Error::TooFew { found: addresses.len(), min: config.min_addresses });
         }
         // Nearly every look-up is for an address that is not listed, and ends at the first free
-        // slot of the table. A table that is half empty halves its cost, for 20 bytes per address.
+        // slot of the table. While the table is at most half full, it costs half as much as in a
+        // full one. The price is 20 bytes per address.
         addresses.reserve(addresses.len());
         let hash = content_hash(&addresses);
         Ok(Self { addresses, hash, duplicates: None })

@@ -62,8 +62,8 @@ impl Metrics {
         self.as_of_seconds.set(seconds.as_secs_f64());
     }
 
-    /// Counts the reason why no block may be built. Other errors occur on loading, where a reload
-    /// counts them.
+    /// Counts the reason why no block may be built. A list that is refused on loading, also because
+    /// it is stale, is counted by its reload only.
     pub(crate) fn refused(&self, error: &Error) {
         let reason = match error {
             Error::Stale { .. } => 0,

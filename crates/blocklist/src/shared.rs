@@ -33,7 +33,8 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 /// use blocklist::{BlocklistConfig, Error, SharedBlocklist};
 ///
 /// let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
-/// let config = BlocklistConfig { max_age: Some(hour), ..BlocklistConfig::default() };
+/// let mut config = BlocklistConfig::default();
+/// config.max_age = Some(hour);
 /// let text = b"0x00000000000000000000000000000000000000bb # one address a line";
 /// let shared = SharedBlocklist::new(text, now, config, now)?;
 ///
@@ -70,6 +71,7 @@ struct Loaded {
 
 /// The result of a successful reload. In both cases the list now has the date of the new text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reloaded {
     /// A different set of addresses is in force now.
     Changed {
@@ -96,8 +98,8 @@ impl Reloaded {
 }
 
 impl SharedBlocklist {
-    /// Parses the first list. `as_of` is the time for which the text was true: a file's
-    /// modification time, or the time when a server confirmed it.
+    /// Parses the first list. `as_of` is the date of the text, when it was known to be current: a
+    /// file's modification time, or the time at which a server confirmed it.
     ///
     /// # Errors
     /// The start must fail: [`Error::Config`], any error of [`Blocklist::parse`], [`Error::Stale`],
@@ -195,7 +197,7 @@ impl SharedBlocklist {
         }
     }
 
-    /// The date of the list in force: the time for which it was true.
+    /// The date of the list in force: when it was known to be current.
     pub fn as_of(&self) -> SystemTime {
         self.in_force.load().as_of
     }
@@ -205,8 +207,13 @@ impl SharedBlocklist {
         &self.config
     }
 
-    /// Puts another list in force, or the same one with another date. `next` is called with the
-    /// list in force, and called again if another thread replaces that list in the meantime.
+    /// Puts the list that `next` returns in force, with the date `as_of`. `next` is called with the
+    /// list in force, and may return that one to change only its date, or `None` to change nothing;
+    /// then the result is `None`. It is called again if another thread replaces the list in the
+    /// meantime.
+    ///
+    /// # Errors
+    /// [`Error::Older`] if the list in force has a later date.
     fn replace(
         &self,
         as_of: SystemTime,

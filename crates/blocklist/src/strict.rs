@@ -125,7 +125,7 @@ impl<B> Unverified<B> {
             + ExecuteCommitEvm
             + InspectorEvmTr<Inspector = AttemptInspector>,
     {
-        let outputs = self.guard().verify_block(evm, txs)?;
-        Ok((self.passed(), outputs))
+        let results = self.guard().verify_block(evm, txs)?;
+        Ok((self.passed(), results))
     }
 }

@@ -7,6 +7,7 @@
 use std::{
     io::Read,
     net::IpAddr,
+    num::{IntErrorKind, ParseIntError},
     time::{Duration, SystemTime},
 };
 
@@ -29,10 +30,10 @@ pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The URL of a published list: `https://`, or `http://` on this machine, where nobody can alter
 /// the response. Redirects are followed from HTTPS to HTTPS only, and only HTTPS goes through the
-/// proxy that the environment may name (`HTTPS_PROXY`).
+/// proxy that the environment may name (`ALL_PROXY`, `HTTPS_PROXY`, `HTTP_PROXY`).
 ///
-/// It remembers the `ETag` of the response, so that an unchanged list is not sent again. Use a
-/// separate `ListUrl` for each [`SharedBlocklist`].
+/// It remembers the `ETag` of the response, so that an unchanged list is not sent again. Because it
+/// remembers that of one list, use a separate `ListUrl` for each [`SharedBlocklist`].
 pub struct ListUrl {
     url: Uri,
     host: Box<str>,
@@ -53,15 +54,17 @@ impl ListUrl {
     /// Makes a URL with [`DEFAULT_REQUEST_TIMEOUT`].
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not a URL, or if its response could be altered on the way.
+    /// [`Error::Config`] if it is not a URL, or if it is neither `https` nor `http` to this
+    /// machine: over plain HTTP to another machine, the list could be altered on the way.
     pub fn new(url: &str) -> Result<Self, Error> {
         let url: Uri = url.parse().map_err(|_| invalid_url("not a URL"))?;
         let host = url.host().ok_or(invalid_url("it names no host"))?;
-        let on_this_machine = host == "localhost"
+        // A URL has an IPv6 address in brackets.
+        let is_local = host == "localhost"
             || host.trim_matches(['[', ']']).parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
         match url.scheme_str() {
             Some("https") => {}
-            Some("http") if on_this_machine => {}
+            Some("http") if is_local => {}
             _ => return Err(invalid_url("neither https, nor http on this machine")),
         }
         let host = host.into();
@@ -76,11 +79,12 @@ impl ListUrl {
         self
     }
 
-    /// Requests the list. Returns the response, and the time for which it is true.
+    /// Requests the list. Returns the response, and when the server gave it: `now`, less the time
+    /// that a cache has held it.
     fn request(&self, now: SystemTime) -> Result<(Response, SystemTime), Error> {
         let failed = |error| Error::Request { host: self.host.clone(), source: Box::new(error) };
-        // A cache should ask the server; if it does not, its header `Age` says how old the response
-        // is.
+        // `no-cache` tells a cache to revalidate its response with the server. If it does not, the
+        // header `Age` of its response says how old that is.
         let mut request = self.agent.get(&self.url).header(CACHE_CONTROL, "no-cache");
         if let Some((etag, _)) = &self.known {
             request = request.header(IF_NONE_MATCH, etag);
@@ -90,10 +94,14 @@ impl ListUrl {
         match (response.status().as_u16(), &self.known) {
             (200, _) => {}
             (304, Some((_, hash))) => return Ok((Response::Unchanged(*hash), as_of)),
+            // Any other status is an error, also a redirect (beyond the limit, or of a URL whose
+            // redirects are not followed), and a 304 without an `ETag` in the request.
             (status, _) => return Err(Error::Status { host: self.host.clone(), status }),
         }
         let etag = response.headers().get(ETAG).cloned();
         let mut bytes = Vec::new();
+        // The limit is one byte more than a list may have, so that `check_length` notices a longer
+        // text.
         let mut body = response.into_body().into_reader().take(READ_LIMIT);
         body.read_to_end(&mut bytes).map_err(|error| failed(error.into()))?;
         check_length(&bytes)?;
@@ -121,13 +129,16 @@ fn agent(url: &Uri, timeout: Duration) -> Agent {
 
 /// Returns how long a cache has held the response.
 fn age(headers: &HeaderMap) -> Duration {
-    let seconds = headers.get(AGE).and_then(|age| age.to_str().ok()?.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(0))
+    let seconds = headers.get(AGE).and_then(|age| age.to_str().ok()).map_or(0, |age| {
+        let is_too_large = |error: &ParseIntError| *error.kind() == IntErrorKind::PosOverflow;
+        age.parse().unwrap_or_else(|error| if is_too_large(&error) { u64::MAX } else { 0 })
+    });
+    Duration::from_secs(seconds)
 }
 
 impl SharedBlocklist {
-    /// Requests the first list from a server. It is dated by the time of the response: `now`, less
-    /// the time for which a cache has held it.
+    /// Requests the first list from a server. Its date is the time of the response: `now`, less the
+    /// time that a cache has held it.
     ///
     /// Blocks until the response has arrived or the time-out of `url` has passed.
     ///

@@ -93,6 +93,15 @@ struct Recent {
     raised: Vec<Address>,
 }
 
+/// The recent blocks that contain a transaction.
+#[derive(Clone, Copy, Debug, Default)]
+struct MinedHash {
+    /// The number of these blocks: one on a real chain.
+    block_count: u32,
+    /// The lower half of [`Recent::serial`] of the newest of these blocks.
+    newest_serial: u32,
+}
+
 /// The most hashes of mined transactions that [`RecentBlocks`] remembers, unless a single block has
 /// more.
 ///
@@ -113,26 +122,25 @@ pub const MAX_RECENT_HASHES: usize = 1 << 19;
 pub struct RecentBlocks {
     /// The oldest first.
     blocks: VecDeque<Recent>,
-    /// The number of transactions in all blocks.
-    hashes: usize,
-    /// For each hash the number of blocks that contain it (one on a real chain), and the lower half
-    /// of the serial of the newest of them.
-    mined: HashMap<B256, (u32, u32)>,
+    /// The number of hashes of transactions in all blocks.
+    hash_count: usize,
+    mined: HashMap<B256, MinedHash>,
     /// The nonces that blocks raised, by sender. They are added in any order and removed with their
     /// block.
     nonces: HashMap<Address, Vec<Raised>>,
+    /// [`Recent::serial`] of the next block.
     next_serial: u64,
     max_blocks: usize,
 }
 
 impl RecentBlocks {
-    /// Makes an empty list of at most `max_blocks` blocks, and at least one. It keeps fewer if they
-    /// have more than [`MAX_RECENT_HASHES`] transactions.
+    /// Makes an empty list that keeps the newest `max_blocks` blocks; 0 counts as 1. It keeps fewer
+    /// if they have more than [`MAX_RECENT_HASHES`] transactions.
     #[must_use]
     pub fn new(max_blocks: usize) -> Self {
         Self {
             blocks: VecDeque::new(),
-            hashes: 0,
+            hash_count: 0,
             mined: HashMap::default(),
             nonces: HashMap::default(),
             next_serial: 0,
@@ -157,8 +165,8 @@ impl RecentBlocks {
         self.iter().rev().find(|block| block.head.hash == *hash)
     }
 
-    /// Returns how a block with this head relates to the recent ones. This is the one rule for
-    /// reorgs.
+    /// Returns how a block with this head relates to the recent ones. The pool and the fetcher both
+    /// decide by it what is a reorg.
     #[must_use]
     pub fn relate(&self, head: &Head) -> Relation {
         if self.block(&head.hash).is_some() {
@@ -194,21 +202,21 @@ impl RecentBlocks {
             pushed.undone.push(self.remove_from_tables(recent));
         }
         // The new hashes are added afterwards, so that the table never exceeds its bound.
-        self.hashes += block.mined.len();
+        self.hash_count += block.mined.len();
         let max_kept = match relation {
             Relation::Gap { .. } => 0,
             _ => self.max_blocks - 1,
         };
-        while self.blocks.len() > max_kept || self.hashes > MAX_RECENT_HASHES {
+        while self.blocks.len() > max_kept || self.hash_count > MAX_RECENT_HASHES {
             let Some(oldest) = self.blocks.pop_front() else { break };
             pushed.forgotten.push(self.remove_from_tables(oldest));
         }
         let serial = self.next_serial;
         self.next_serial += 1;
         for hash in block.mined.iter() {
-            let (count, newest) = self.mined.entry(*hash).or_default();
-            *count += 1;
-            *newest = serial as u32;
+            let mined = self.mined.entry(*hash).or_default();
+            mined.block_count += 1;
+            mined.newest_serial = serial as u32;
         }
         self.blocks.push_back(Recent { serial, block, raised: Vec::new() });
         pushed
@@ -242,8 +250,8 @@ impl RecentBlocks {
     /// hashes.
     #[must_use]
     pub fn block_of(&self, hash: &B256) -> Option<&Block> {
-        let (_, newest) = self.mined.get(hash)?;
-        let recent = self.blocks.iter().rev().find(|recent| recent.serial as u32 == *newest);
+        let newest = self.mined.get(hash)?.newest_serial;
+        let recent = self.blocks.iter().rev().find(|recent| recent.serial as u32 == newest);
         recent.map(|recent| &recent.block)
     }
 
@@ -253,7 +261,8 @@ impl RecentBlocks {
         self.nonces.get(sender)?.iter().map(|raised| raised.next_nonce).max()
     }
 
-    /// Returns why the transaction can no longer be mined, if a recent block is the reason.
+    /// Returns why the transaction can no longer be mined, if a recent block is the reason. A nonce
+    /// counts once [`Self::raise`] has recorded it, which may be after [`Self::push`].
     #[must_use]
     pub fn obsolete_reason(
         &self,
@@ -268,18 +277,19 @@ impl RecentBlocks {
         Some(ObsoleteReason::StaleNonce { next_nonce })
     }
 
-    /// Removes the hashes and the nonces of a block from the tables.
+    /// Removes the hashes and the nonces of a block that has left [`Self::blocks`] from the other
+    /// tables. Returns the block.
     fn remove_from_tables(&mut self, recent: Recent) -> Block {
-        self.hashes -= recent.block.mined.len();
+        self.hash_count -= recent.block.mined.len();
         for hash in recent.block.mined.iter() {
             if let Entry::Occupied(mut entry) = self.mined.entry(*hash) {
-                let (count, _) = entry.get_mut();
-                *count -= 1;
-                if *count == 0 {
+                entry.get_mut().block_count -= 1;
+                if entry.get().block_count == 0 {
                     entry.remove();
                 }
             }
         }
+        // The sender keeps the nonces that other blocks raised.
         for sender in recent.raised {
             if let Entry::Occupied(mut nonces) = self.nonces.entry(sender) {
                 nonces.get_mut().retain(|raised| raised.block_serial != recent.serial);

@@ -15,7 +15,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Makes a budget of which nothing is used.
+    /// Makes an empty budget.
     pub fn new(limit: usize) -> Arc<Self> {
         Self::with_level(limit, Gauge::noop())
     }

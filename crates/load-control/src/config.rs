@@ -4,13 +4,14 @@ use std::{thread, time::Duration};
 
 use crate::error::ConfigError;
 
-/// Default of [`MonitorConfig::elevated_percent`]: a quarter is left while the host reacts.
+/// Default of [`MonitorConfig::elevated_percent`]: a quarter of the queue is free while the host
+/// reacts.
 pub const DEFAULT_ELEVATED_PERCENT: u8 = 75;
 /// Default of [`MonitorConfig::critical_percent`]: the queue is about to overflow.
 pub const DEFAULT_CRITICAL_PERCENT: u8 = 90;
-/// Default of [`MonitorConfig::critical_until_percent`]: 20 below the rising threshold.
+/// Default of [`MonitorConfig::critical_until_percent`]: 20 below [`DEFAULT_CRITICAL_PERCENT`].
 pub const DEFAULT_CRITICAL_UNTIL_PERCENT: u8 = 70;
-/// Default of [`MonitorConfig::elevated_until_percent`]: 25 below the rising threshold.
+/// Default of [`MonitorConfig::elevated_until_percent`]: 25 below [`DEFAULT_ELEVATED_PERCENT`].
 pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
 
 /// Requests in flight per core under [`Limit::Auto`]: a request mostly waits for bytes, so a core
@@ -26,8 +27,9 @@ pub const MAX_REQUESTS: usize = 1_000_000;
 
 /// Work permits per core by default: one for work that runs and one for the next.
 pub const DEFAULT_WORK_PERMITS_PER_CORE: usize = 2;
-/// The fewest work permits by default: even on the smallest machine one external caller at a time,
-/// and internal work on all but one of the fetcher's request connections.
+/// The fewest work permits by default. On the smallest machine, external callers may hold one, and
+/// three are reserved for internal work. The fetcher decodes on two threads with one node, so it
+/// uses at most two at a time.
 pub const MIN_DEFAULT_WORK_PERMITS: usize = 4;
 /// Upper bound of [`GateConfig::work_permits`].
 pub const MAX_WORK_PERMITS: usize = 65_536;
@@ -64,7 +66,11 @@ pub const SHED_SUSTAINED: Duration = Duration::from_secs(2);
 /// The thresholds of a queue's load, in percent of its capacity.
 ///
 /// The gap between the two thresholds of a state keeps it from changing with every item.
+///
+/// Make one with [`Self::default`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct MonitorConfig {
     /// At or above this, normal becomes elevated. Default [`DEFAULT_ELEVATED_PERCENT`]; 1 to 100.
@@ -98,6 +104,8 @@ impl Default for MonitorConfig {
 }
 
 impl MonitorConfig {
+    /// Checks the bounds and the order of the thresholds.
+    ///
     /// # Errors
     /// Names the first threshold that is out of bounds or in the wrong order.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -120,6 +128,7 @@ impl MonitorConfig {
 
 /// How many requests may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Limit {
     /// [`AUTO_REQUESTS_PER_CORE`] for each core, at least [`MIN_AUTO_REQUESTS`] and at most
@@ -151,14 +160,19 @@ impl Limit {
 ///
 /// The defaults suit a machine that runs nothing else under load. Set fewer permits if the node
 /// runs on the same machine, and shorter waits if callers prefer early refusals.
+///
+/// Make one with [`Self::default`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct GateConfig {
     /// How many external requests may be in flight. Default [`Limit::Auto`].
     pub requests: Limit,
     /// Permits for CPU-heavy work, for internal work and external callers together: 2 to
-    /// [`MAX_WORK_PERMITS`]. Default [`DEFAULT_WORK_PERMITS_PER_CORE`] for each core, at least
-    /// [`MIN_DEFAULT_WORK_PERMITS`].
+    /// [`MAX_WORK_PERMITS`], or from 1 on under [`Limit::Unlimited`]. Default
+    /// [`DEFAULT_WORK_PERMITS_PER_CORE`] for each core, at least [`MIN_DEFAULT_WORK_PERMITS`]. An
+    /// RPC server starts a thread for each one that external callers may use.
     pub work_permits: usize,
     /// How many of the work permits only internal work may use: 1 to `work_permits - 1`. By default
     /// external callers may use one permit less than there are cores ([`DEFAULT_CORES_LEFT_FREE`]),
@@ -199,21 +213,24 @@ impl GateConfig {
         }
     }
 
+    /// Checks every bound.
+    ///
     /// # Errors
-    /// Names the field that is out of bounds.
+    /// Names the first field that is out of bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Limit::Number(number) = self.requests {
             check_bounds("requests", number as u64, 1, MAX_REQUESTS as u64)?;
         }
         let (work, reserved) = (self.work_permits as u64, self.reserved_permits as u64);
         let is_limited = self.requests != Limit::Unlimited;
-        check_bounds("work_permits", work, 1 + u64::from(is_limited), MAX_WORK_PERMITS as u64)?;
+        // With a limit, at least one permit is for internal work, and one for external callers.
+        let min_work = if is_limited { 2 } else { 1 };
+        check_bounds("work_permits", work, min_work, MAX_WORK_PERMITS as u64)?;
         for (field, wait) in
             [("permit_wait (ms)", self.permit_wait), ("burst_wait (ms)", self.burst_wait)]
         {
             check_bounds(field, as_millis(wait), 0, as_millis(MAX_PERMIT_WAIT))?;
         }
-        // At least one permit is for internal work, and one for external callers.
         if is_limited { check_bounds("reserved_permits", reserved, 1, work - 1) } else { Ok(()) }
     }
 }

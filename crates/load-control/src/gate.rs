@@ -210,10 +210,10 @@ impl Gate {
         Ok(permit)
     }
 
-    /// Runs CPU-heavy work of an external caller on a blocking thread of the current tokio runtime.
-    /// The work holds the given permit, or one for which it waits as [`Self::acquire_external`]
-    /// does. A thread that has finished such work continues with the next waiting work, so that no
-    /// permit is idle in between.
+    /// Runs CPU-heavy work of an external caller on a blocking thread: one of the current tokio
+    /// runtime, or that of another caller, maybe in another runtime, which has just finished such
+    /// work and continues with the next waiting one, so that no permit is idle in between. The work
+    /// holds the given permit, or one for which it waits as [`Self::acquire_external`] does.
     ///
     /// # Errors
     /// [`WorkError::Refused`] as [`Self::acquire_external`], [`WorkError::Lost`] if the work panics

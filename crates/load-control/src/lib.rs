@@ -6,11 +6,14 @@
 #![cfg_attr(not(test), deny(clippy::future_not_send))]
 
 // In reading order: `state` and `config`, then `monitor`; `refusal`, then `gate` with `work`
-// (permits), `budget` (requests in flight) and `shedding` (log lines); `backoff`; `metric_set`.
+// (permits), `budget` (requests in flight) and `shedding` (log lines); `backoff`; `deadline`;
+// `threads`; `metric_set`.
 mod backoff;
 #[cfg(feature = "tokio")]
 mod budget;
 mod config;
+#[cfg(feature = "tokio")]
+mod deadline;
 mod error;
 #[cfg(feature = "tokio")]
 mod gate;
@@ -24,12 +27,16 @@ mod shedding;
 mod state;
 mod sync;
 #[cfg(feature = "tokio")]
+mod threads;
+#[cfg(feature = "tokio")]
 mod work;
 
 pub use backoff::Backoff;
 #[cfg(feature = "tokio")]
 pub use budget::{Budget, Share};
 pub use config::*;
+#[cfg(feature = "tokio")]
+pub use deadline::within;
 pub use error::ConfigError;
 #[cfg(feature = "tokio")]
 pub use gate::{Gate, GateStats};
@@ -37,5 +44,7 @@ pub use metrics::METRICS;
 pub use monitor::{LoadMonitor, MAX_QUEUES, QueueLoad};
 pub use refusal::{GateName, Refusal, RefusalReason, WorkError};
 pub use state::LoadState;
+#[cfg(feature = "tokio")]
+pub use threads::build_runtime;
 #[cfg(feature = "tokio")]
 pub use work::{Priority, WorkPermit};

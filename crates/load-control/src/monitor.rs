@@ -96,10 +96,11 @@ impl LoadMonitor {
         (1..OFF).contains(&self.shared.word.load(Relaxed))
     }
 
-    /// Waits while the load is high, at most until `deadline`. Returns whether the load is normal.
+    /// Waits while the load is high, at most until `deadline`; `None` is no limit. Returns whether
+    /// the load is normal.
     ///
-    /// It polls the load every 5 ms and calls `on_poll` after each poll: the monitor wakes no
-    /// waiter, because its observations are on hot paths.
+    /// It polls the load every 5 ms: the monitor wakes no waiter, because its observations are on
+    /// hot paths.
     ///
     /// # Cancel safety
     /// It holds nothing.
@@ -107,11 +108,7 @@ impl LoadMonitor {
     /// # Panics
     /// Outside a tokio runtime with its timer enabled, if it has to wait.
     #[cfg(feature = "tokio")]
-    pub async fn wait_until_normal(
-        &self,
-        deadline: Option<Instant>,
-        mut on_poll: impl FnMut(),
-    ) -> bool {
+    pub async fn wait_until_normal(&self, deadline: Option<Instant>) -> bool {
         while self.is_pressed() {
             let now = Instant::now();
             let left = deadline.map_or(POLL_INTERVAL, |end| end.saturating_duration_since(now));
@@ -119,7 +116,6 @@ impl LoadMonitor {
                 return false;
             }
             tokio::time::sleep(left.min(POLL_INTERVAL)).await;
-            on_poll();
         }
         true
     }
@@ -169,6 +165,7 @@ fn with_lowest_free_slot(taken: u64) -> Option<u64> {
 
 /// The worst state of the queues in a word; normal while switched off.
 fn state_of(word: u64) -> LoadState {
+    // The bit that is set while a queue is critical, of each pair of bits.
     const CRITICAL: u64 = 0x2aaa_aaaa_aaaa_aaaa;
     match word {
         0 | OFF.. => LoadState::Normal,

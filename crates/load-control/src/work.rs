@@ -172,7 +172,7 @@ impl WorkPermits {
             return match timeout_at(queued.deadline, &mut done).await {
                 Ok(done) => done.ok(),
                 Err(_) if queued.leave() => Some(Err(RefusalReason::NoPermit)),
-                // The job is no longer in the queue, so it has its permit.
+                // The job is no longer in the queue, so it has its external permit.
                 Err(_) => done.await.ok(),
             };
         };

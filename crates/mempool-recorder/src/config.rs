@@ -24,7 +24,11 @@ pub const MAX_GROUP_BYTES: usize = 16 << 20;
 pub const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The configuration of a [`Recorder`](crate::Recorder).
+///
+/// Make one with [`Self::new`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Deserialize),

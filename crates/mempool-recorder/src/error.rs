@@ -133,7 +133,7 @@ pub enum BadRow {
         hash: B256,
     },
     /// The rest of a row group cannot be read, or a whole file of a folder.
-    #[error("{rows} rows of {path} cannot be read: {reason}")]
+    #[error("{}{path} cannot be read: {reason}", rows_of(*rows))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -142,6 +142,12 @@ pub enum BadRow {
         /// The error.
         reason: String,
     },
+}
+
+/// Returns the beginning of the message about lost rows: empty if they are a whole file, whose
+/// number of rows is not known.
+fn rows_of(rows: u64) -> String {
+    if rows == 0 { String::new() } else { format!("{rows} rows of ") }
 }
 
 load_control::labels_of! {

@@ -62,6 +62,10 @@ pub(crate) struct Input {
 
 impl Input {
     /// Opens a file and reads its footer.
+    ///
+    /// # Errors
+    /// [`ReplayError::Open`] if the file cannot be opened. [`ReplayError::NotParquet`] if the
+    /// footer is missing, damaged or too large, and also if the disk cannot read it.
     pub(crate) fn open(
         path: &Path,
     ) -> std::result::Result<(Arc<Self>, ParquetMetaData), ReplayError> {

@@ -61,6 +61,7 @@ pub struct RecorderStats {
 }
 
 impl RecorderCounters {
+    /// Returns the counts so far, read one by one.
     pub(crate) fn stats(&self) -> RecorderStats {
         RecorderStats {
             rows: self.rows.get(),

@@ -34,7 +34,11 @@ use crate::{
 };
 
 /// The configuration of a [`Recording`].
+///
+/// Make one with [`Self::default`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RecordingConfig {
     /// Whether blob transactions are read. Default true. If false, they are skipped and counted
     /// ([`Recording::left_out`]).
@@ -58,7 +62,8 @@ impl Default for RecordingConfig {
 pub struct Recorded {
     /// The transaction with its sender.
     pub tx: Recovered<PooledTransaction>,
-    /// Its encoding, as it was recorded.
+    /// Its encoding in EIP-2718 form, as it was recorded; without the header if it was recorded in
+    /// an RLP string.
     pub raw: Bytes,
     /// When it was first seen, with a precision of milliseconds.
     pub seen_at: SystemTime,
@@ -70,14 +75,19 @@ pub struct Recorded {
 ///
 /// Columns are found by their names. `timestamp`, `hash` and `rawTx` are required, `from` only if
 /// it is trusted. Pages may be compressed with gzip or not at all. One page of each of these
-/// columns is in memory, of at most [`MAX_PAGE_BYTES`](crate::MAX_PAGE_BYTES).
+/// columns is in memory. A page has at most [`MAX_PAGE_BYTES`](crate::MAX_PAGE_BYTES).
+///
+/// Rows that cannot be read are errors between the other rows. A file that cannot be read is one
+/// error.
 pub struct Recording {
     config: RecordingConfig,
     /// The segments that are still to be read.
     files: VecDeque<PathBuf>,
-    /// The files before the open one that cannot be read.
+    /// One error for each file that could not be read before the first one that could. They are
+    /// returned before its rows.
     unreadable: VecDeque<BadRow>,
     open_file: Option<OpenFile>,
+    /// Blob transactions that were skipped.
     left_out: u64,
 }
 
@@ -111,7 +121,7 @@ impl Recording {
                     return Ok(Self { config, files, unreadable, open_file, left_out: 0 });
                 }
                 Err(error) => {
-                    unreadable.push_back(unreadable_rows(&file, 0, &error));
+                    unreadable.push_back(unreadable_file(&file, &error));
                     first_error.get_or_insert(error);
                 }
             }
@@ -119,7 +129,8 @@ impl Recording {
         Err(first_error.unwrap_or_else(|| ReplayError::NoSegment { path: path.to_owned() }))
     }
 
-    /// Returns how many blob transactions were skipped so far, as configured.
+    /// Returns how many blob transactions were skipped so far, because [`RecordingConfig::blobs`]
+    /// is false.
     #[must_use]
     pub const fn left_out(&self) -> u64 {
         self.left_out
@@ -138,13 +149,19 @@ impl Iterator for Recording {
                 Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => {
                     self.left_out = self.left_out.saturating_add(1);
                 }
-                Some(row) => return Some(row.and_then(Row::decode)),
+                Some(result) => match result.and_then(Row::decode) {
+                    // It was recorded in an RLP string.
+                    Ok(recorded) if !self.config.blobs && is_blob(&recorded) => {
+                        self.left_out = self.left_out.saturating_add(1);
+                    }
+                    result => return Some(result),
+                },
                 None => {
                     self.open_file = None;
                     let path = self.files.pop_front()?;
                     match OpenFile::open(path.clone(), self.config) {
                         Ok(open_file) => self.open_file = Some(open_file),
-                        Err(error) => return Some(Err(unreadable_rows(&path, 0, &error))),
+                        Err(error) => return Some(Err(unreadable_file(&path, &error))),
                     }
                 }
             }
@@ -163,6 +180,11 @@ fn list_segments(folder: &Path) -> io::Result<VecDeque<PathBuf>> {
     }
     files.sort();
     Ok(files.into())
+}
+
+/// Returns the error for a whole file, whose number of rows is not known.
+fn unreadable_file(path: &Path, error: &dyn fmt::Display) -> BadRow {
+    unreadable_rows(path, 0, error)
 }
 
 fn unreadable_rows(path: &Path, rows: u64, error: &dyn fmt::Display) -> BadRow {
@@ -233,6 +255,8 @@ impl OpenFile {
         Ok(Self { path, input, columns, groups, group: None })
     }
 
+    /// Returns the next row, or one error for all rows of a row group that are lost because the
+    /// group cannot be read any further. The groups after it are read all the same.
     fn next(&mut self) -> Option<Result<Row, BadRow>> {
         loop {
             if let Some(group) = self.group.as_mut().filter(|group| group.remaining_rows > 0) {
@@ -252,13 +276,17 @@ impl OpenFile {
 }
 
 impl Columns {
+    /// Finds the columns by their names, and the unit of the timestamps.
+    ///
+    /// # Errors
+    /// A column is missing, or has another type.
     fn find(
         path: &Path,
         schema: &SchemaDescriptor,
         config: RecordingConfig,
     ) -> Result<Self, ReplayError> {
-        let find = |column, expected| find_column(path, schema, column, expected);
-        let timestamp = find(TIMESTAMP, Type::INT64)?;
+        let required = |column, expected| find_column(path, schema, column, expected);
+        let timestamp = required(TIMESTAMP, Type::INT64)?;
         let column = schema.column(timestamp);
         let unit: TimestampUnit = match (column.logical_type_ref(), column.converted_type()) {
             (Some(LogicalType::Timestamp(timestamp)), _) => match timestamp.unit {
@@ -267,16 +295,18 @@ impl Columns {
                 TimeUnit::NANOS => Duration::from_nanos,
             },
             (_, ConvertedType::TIMESTAMP_MICROS) => Duration::from_micros,
+            // Also if the column does not name its unit: the archive has milliseconds.
             _ => Duration::from_millis,
         };
-        let hash = find(HASH, Type::BYTE_ARRAY)?;
-        let raw = find(RAW_TX, Type::BYTE_ARRAY)?;
-        let sender = if config.trust_senders { Some(find(FROM, Type::BYTE_ARRAY)?) } else { None };
+        let hash = required(HASH, Type::BYTE_ARRAY)?;
+        let raw = required(RAW_TX, Type::BYTE_ARRAY)?;
+        let sender =
+            if config.trust_senders { Some(required(FROM, Type::BYTE_ARRAY)?) } else { None };
         Ok(Self { timestamp, unit, hash, raw, sender })
     }
 }
 
-/// Returns the index of a column, if it has the expected type and is no list.
+/// Returns the index of a column. It must have the expected type and must not be a list.
 fn find_column(
     path: &Path,
     schema: &SchemaDescriptor,
@@ -364,6 +394,10 @@ fn parse_hex<const N: usize>(text: &ByteArray) -> Option<[u8; N]> {
     alloy_primitives::hex::decode_to_array(digits).ok()
 }
 
+fn is_blob(recorded: &Recorded) -> bool {
+    matches!(recorded.tx.inner(), PooledTransaction::Eip4844(_))
+}
+
 impl Row {
     fn carries_blobs(&self) -> bool {
         // The first byte of an encoded transaction is its type.
@@ -372,8 +406,9 @@ impl Row {
 
     fn decode(self) -> Result<Recorded, BadRow> {
         let Self { seen_at, hash, sender, raw } = self;
-        // A transaction that cannot be decoded or has another hash is read below, which reports the
-        // error.
+        // All others are read below, which recovers their senders: a blob transaction, whose
+        // sidecar is checked there, and one that cannot be decoded or has another hash, for which
+        // the error is made there.
         if let Some(sender) = sender
             && let Ok(tx) = PooledTransaction::decode_2718_exact(&raw)
             && *tx.tx_hash() == hash

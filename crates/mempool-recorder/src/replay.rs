@@ -27,6 +27,7 @@ use crate::{
 
 /// How fast a recording is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Speed {
     /// This many times as fast as it was recorded.
     Times(NonZeroU32),
@@ -144,6 +145,7 @@ impl Replay {
         let end = Arc::<OnceLock<Ended>>::default();
         let (stop, stop_receiver) = mpsc::sync_channel(1);
         let (ended_sender, ended) = mpsc::sync_channel(0);
+        let feed = sink.feed();
         let task = ReplayTask {
             recording,
             pace: Pace::new(speed),
@@ -155,6 +157,7 @@ impl Replay {
         let thread_end = Arc::clone(&end);
         let run = move || {
             let reason = task.run();
+            drop(feed);
             // It cannot be set already, because only this thread sets it.
             let _ = thread_end.set(Ended { reason, ended_at: Instant::now() });
             drop(ended_sender);
@@ -301,6 +304,7 @@ struct Due {
 }
 
 impl Due {
+    /// The row is due now.
     const AT_ONCE: Self = Self { wait: Duration::ZERO, jump: None };
 }
 

@@ -13,8 +13,8 @@ pub const DEFAULT_MAX_TXS: usize = 200_000;
 pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 
 /// Default of [`PoolConfig::max_external_txs`]: 300 raw transactions/s x 60 s of retention. Half of
-/// them is for callers, 9/s for each. Public RPC endpoints for private transactions bring a few a
-/// second.
+/// this is for callers. One caller may hold a sixteenth of that half, 9/s. Public RPC endpoints for
+/// private transactions receive a few a second.
 pub const DEFAULT_MAX_EXTERNAL_TXS: usize = 18_000;
 
 /// Default of [`PoolConfig::max_external_tx_bytes`]: 18,000 transactions of 1.6 kB are 29 MB; the
@@ -41,7 +41,7 @@ pub const DEFAULT_MAX_BUNDLES: usize = 20_000;
 pub const DEFAULT_MAX_BUNDLE_BYTES: usize = 256 << 20;
 
 /// Default of [`PoolConfig::max_cancellations`]: 500/s for 60 s are 30,000, doubled and rounded up
-/// to a power of two. At about 300 bytes each 20 MB.
+/// to a power of two. At about 300 bytes each, they take 20 MB.
 pub const DEFAULT_MAX_CANCELLATIONS: usize = 1 << 16;
 
 /// The most transactions in a bundle, and the most entries of each of its lists of hashes. Bundles
@@ -62,28 +62,35 @@ pub const CANCELLATION_RETENTION: Duration = Duration::from_secs(60);
 /// Its operator raises them for more traffic on a larger machine, and lowers them for less memory:
 /// [`Self::memory_bound_bytes`] says what they cost. The share of one holder is a fixed part of
 /// each cap.
+///
+/// Make one with [`Self::default`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct PoolConfig {
-    /// The most transactions that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1.
-    /// At the cap the worst-paying one is evicted: `order_pool_evicted_total`.
+    /// Maximum number of pooled transactions that the node has announced. Default
+    /// [`DEFAULT_MAX_TXS`]; at least 1. At the cap, the worst-paying one is evicted (counted by
+    /// `order_pool_evicted_total`).
     ///
-    /// Twice as many accepted orders, and at least 1,048,576, are remembered so that none is
-    /// accepted a second time: raise this to the size of the node's pool if that is larger than
-    /// 500,000.
+    /// The pool remembers twice this number of accepted orders, and at least 1,048,576, so that
+    /// none is accepted a second time. Raise `max_txs` to the size of the node's pool if that is
+    /// larger than 500,000.
     pub max_txs: usize,
-    /// The most bytes of these transactions, by [`Order::size_bytes`](crate::Order::size_bytes).
+    /// Maximum bytes of these transactions, by [`Order::size_bytes`](crate::Order::size_bytes).
     /// Default [`DEFAULT_MAX_TX_BYTES`]; at least 1 MiB (one transaction of six blobs).
     pub max_tx_bytes: usize,
-    /// The most raw transactions that external callers sent and the node has not announced, and as
-    /// many private transactions. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1.
+    /// Maximum number of pooled raw transactions that external callers sent and the node has not
+    /// announced. Private transactions have a separate cap of the same size. Default
+    /// [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1.
     ///
-    /// They have shares of their own, so that the fees they claim evict nothing that the node
-    /// announced. The shares are divided by holder like those of bundles. At the cap the holder
-    /// with the most loses the worst-paying transaction of its sender with the most:
-    /// `order_pool_evicted_total`. One holder has at most 16 private transactions of a sender.
+    /// These caps are separate from [`max_txs`](Self::max_txs), so that a transaction that promises
+    /// a high fee evicts nothing that the node announced. They are divided among the holders like
+    /// that of bundles. At a cap, the holder that has the most transactions loses one: the
+    /// worst-paying one of the sender of which it has the most (`order_pool_evicted_total`). One
+    /// holder may have 16 private transactions of a sender.
     pub max_external_txs: usize,
-    /// The most bytes of these raw transactions, and of the private ones. Default
+    /// Maximum bytes of these raw transactions, and separately of the private ones. Default
     /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB. As with bundles, sixteen callers need 32
     /// MiB.
     pub max_external_tx_bytes: usize,
@@ -96,26 +103,27 @@ pub struct PoolConfig {
     /// The number of events that the log holds, rounded up to a whole segment of 256: how far a
     /// reader may fall behind. Default [`DEFAULT_LOG_EVENTS`]; at least 1.
     pub log_events: usize,
-    /// The most bytes of removed orders that the log holds for slow readers. Default
-    /// [`DEFAULT_LOG_BYTES`]. Above it the oldest events are dropped from the log:
-    /// `order_pool_missed_events_total`.
+    /// Maximum bytes of removed orders that the log holds for slow readers. Default
+    /// [`DEFAULT_LOG_BYTES`]. Above it, the oldest events are dropped from the log; readers that
+    /// miss them count `order_pool_missed_events_total`.
     pub log_bytes: usize,
-    /// The most bundles. Default [`DEFAULT_MAX_BUNDLES`]; at least 1.
+    /// Maximum number of pooled bundles. Default [`DEFAULT_MAX_BUNDLES`]; at least 1.
     ///
-    /// Half of them is for the host and the signers that it knows, each of which may hold a tenth
-    /// of the cap. The other half is for callers, each of which may hold a thirty-second
-    /// ([`Holder`](crate::Holder)). At a cap the holder with the most loses the bundle for the
-    /// latest block of its signer with the most (`order_pool_evicted_total`), but never for a new
-    /// bundle of a later block: then the new one is refused (`order_pool_rejected_total`).
+    /// One half is for the host and the signers that it knows; each signer may hold a tenth of the
+    /// cap. The other half is for callers; each may hold a thirty-second of the cap
+    /// ([`Holder`](crate::Holder)). At a cap, the holder that has the most bundles loses one: of
+    /// the signer of which it has the most, the one for the latest block
+    /// (`order_pool_evicted_total`). A bundle is never evicted for one of a later block: then the
+    /// new one is refused (`order_pool_rejected_total`).
     pub max_bundles: usize,
-    /// The most bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB. They are
-    /// divided in the same way, but each holder may always have 1 MiB: below 32 MiB fewer than
-    /// sixteen callers fill their half, and the bundles of others are refused.
+    /// Maximum bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB. They are
+    /// divided in the same way, but each holder may always have 1 MiB. So with less than 32 MiB,
+    /// fewer than sixteen callers can fill their half, and then the bundles of others are refused.
     pub max_bundle_bytes: usize,
-    /// The most replacement keys without a pooled bundle that are remembered, for
+    /// Maximum number of replacement keys without a pooled bundle that are remembered, for
     /// [`CANCELLATION_RETENTION`]. Default [`DEFAULT_MAX_CANCELLATIONS`]; at least 1. They are
-    /// divided in the same way. At a cap the key that has waited the longest is forgotten:
-    /// `order_pool_keys_forgotten_total`.
+    /// divided in the same way. At a cap, the key that has been remembered for the longest time is
+    /// forgotten (`order_pool_keys_forgotten_total`).
     pub max_cancellations: usize,
 }
 

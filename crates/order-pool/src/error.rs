@@ -264,6 +264,16 @@ pub enum BundleError {
         /// The hash in `refundTxHashes`.
         hash: B256,
     },
+    /// The lists of storage slots do not belong to the contracts one to one.
+    #[error(
+        "targetSlots has {lists} lists, must have none or one for each of {addresses} targetAddresses"
+    )]
+    TargetSlots {
+        /// The number of lists in `targetSlots`.
+        lists: usize,
+        /// The number of `targetAddresses`.
+        addresses: usize,
+    },
     /// The version is unknown.
     #[error("version is {value}, must be v1 or v2")]
     UnknownVersion {

@@ -1,6 +1,6 @@
 //! The pool's output: events for subscribers, and outcomes for callers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use chain_view::Head;
 
@@ -27,8 +27,10 @@ pub enum Event {
     /// only the transaction's `Added`; [`Transaction::is_public`](crate::Transaction::is_public)
     /// tells the rest.
     BecamePublic(Arc<Order>),
-    /// A pooled order of an external caller has another holder, or new terms: another caller sent
-    /// it too, or a caller sent it again with other terms. A replay has only the order's `Added`.
+    /// A pooled order of an external caller has another holder, new terms or a later time: another
+    /// caller sent it too, a caller sent it again with other terms, or the signer of a private
+    /// transaction or of a bundle with a uuid and no nonce sent it again. A replay has only the
+    /// order's `Added`.
     Held {
         /// The order, with the holder and the terms of the caller that sent it first.
         order: Arc<Order>,
@@ -36,6 +38,9 @@ pub enum Event {
         holder: Holder,
         /// The terms on which it was sent now, if it was sent as a private transaction.
         terms: Option<PrivateTerms>,
+        /// When it was sent now, by the clock of
+        /// [`Transaction::first_seen`](crate::Transaction::first_seen).
+        sent_at: SystemTime,
     },
     /// No bundle of this key with this nonce or a lower one is valid any more, including bundles
     /// that have not arrived yet. Published to every subscriber, after the removal of the key's
@@ -62,6 +67,15 @@ pub enum Event {
     ///
     /// A replay begins with the current head, before the orders, unless the pool knows no head yet.
     Head(Arc<Head>),
+    /// The last source of pending transactions has ended, see [`OrderPool::feed`]: nothing brings
+    /// the node's transactions and heads into the pool any more. The orders stay, and external
+    /// callers may add others.
+    ///
+    /// A replay has this event after the head, unless another source has started since; the event
+    /// may then come a second time.
+    ///
+    /// [`OrderPool::feed`]: crate::OrderPool::feed
+    FeedEnded,
 }
 
 /// Why an order left the pool.
@@ -101,8 +115,9 @@ pub enum OrderStatus {
     Pooled,
     /// The order was removed for good, and is still in the dedupe window.
     Removed,
-    /// The order was evicted, or it expired, or its block has passed, which a reorg may undo. It is
-    /// accepted if it is inserted again and, when the pool is full, pays more than another order.
+    /// The order was evicted, it expired, its signer cancelled it, or its block has passed, which a
+    /// reorg may undo. It may be accepted if it is inserted again: if it was not cancelled since it
+    /// was sent and, when the pool is full, pays more than another order.
     MayReturn,
     /// The order was never in the pool, or has left the dedupe window.
     Unknown,
@@ -140,7 +155,8 @@ pub enum InsertOutcome {
     CancelledPermanently,
     /// The order is already in the pool. Only its recorded origins
     /// ([`Transaction::second_origin`](crate::Transaction::second_origin)), its retention and its
-    /// holders may have changed, of which subscribers are notified ([`Event::Held`]).
+    /// holders may have changed. If its retention or its holders have, subscribers receive
+    /// [`Event::Held`].
     Known,
     /// The order was in the pool, was removed for good (it was not evicted and did not expire), and
     /// is still in the dedupe window. Nothing changed.
@@ -206,7 +222,8 @@ pub enum CancelPrivateOutcome {
     /// be cancelled. Nothing changed.
     Public,
     /// No pooled private transaction of this signer has this hash, or it was sent later than it was
-    /// cancelled. Subscribers are told, since another pool may have it, unless the caller has used
-    /// up its [`MAX_UNKNOWN_CANCELLATIONS`](crate::MAX_UNKNOWN_CANCELLATIONS).
+    /// cancelled. Subscribers receive [`Event::CancelledPrivate`], since another pool may have the
+    /// transaction, unless the caller has used up its
+    /// [`MAX_UNKNOWN_CANCELLATIONS`](crate::MAX_UNKNOWN_CANCELLATIONS).
     Unknown,
 }

@@ -7,6 +7,7 @@ mod config;
 mod core;
 mod error;
 mod event;
+mod feed;
 mod holder;
 mod metrics;
 mod order;
@@ -29,6 +30,7 @@ pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError, St
 pub use event::{
     CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus, RemoveReason,
 };
+pub use feed::Feed;
 pub use holder::Holder;
 pub use metrics::{METRICS, PoolStats};
 pub use order::*;

@@ -37,6 +37,7 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
+    arrival::arrival,
     clock::Clock,
     config::PoolConfig,
     core::{Change, Core, Effect, Limits},
@@ -188,7 +189,8 @@ impl OrderPool {
         holder: Holder,
         terms: Option<&PrivateTerms>,
     ) -> InsertOutcome {
-        self.shared.try_insert(|core| core.add_tx_holder(hash, holder, terms))
+        let sent_at = arrival();
+        self.shared.try_insert(|core| core.add_tx_holder(hash, holder, terms, sent_at))
     }
 
     /// Checks whether the sender of an order's first transaction can pay for the order and for all
@@ -215,10 +217,10 @@ impl OrderPool {
         outcome
     }
 
-    /// Removes the bundle of a key for a block if it has a lower nonce: another pool has replaced
-    /// it by one that this pool refuses, because its transactions are in a block here already, or
-    /// for want of room. Of a message without a nonce, `nonce` is the one that the other pool has
-    /// assigned.
+    /// Removes the bundle of a key for a block, if it has a lower nonce. Another pool has replaced
+    /// it by a bundle that this pool refuses, because a block here already contains its
+    /// transactions, or because there is no room for it. If the new bundle's message had no nonce,
+    /// `nonce` is the one that the other pool has assigned.
     pub fn supersede(&self, key: ReplacementKey, block: u64, nonce: u64, holder: Holder) {
         self.shared.write(|core| core.supersede((key, Some(block)), nonce, holder));
     }
@@ -226,12 +228,15 @@ impl OrderPool {
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
     /// become public, or another caller sent it too.
     ///
-    /// `cancelled_at` is when the signer cancelled it, by [`arrival`](crate::arrival()). A
-    /// transaction that was sent later stays, and is accepted if it is sent again. Subscribers are
-    /// told whether or not the transaction is in the pool, and until
-    /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after `cancelled_at` it is refused
-    /// if it arrives with an earlier [`Transaction::first_seen`]. A remembered cancellation counts
-    /// against `holder`. A cancellation that is older only removes the transaction.
+    /// `cancelled_at` is when the signer cancelled it, by [`arrival`](crate::arrival()). If the
+    /// signer sent the transaction later than that, it stays.
+    ///
+    /// The cancellation is remembered until
+    /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after `cancelled_at`, whether or
+    /// not the transaction is in the pool, and counts against `holder`. Subscribers receive
+    /// [`Event::CancelledPrivate`]. Until then, the transaction is refused if it arrives with a
+    /// [`Transaction::first_seen`] up to `cancelled_at`, and accepted if it was sent later. If that
+    /// time is over when the cancellation arrives, the cancellation only removes the transaction.
     pub fn cancel_private(
         &self,
         hash: &B256,
@@ -240,7 +245,7 @@ impl OrderPool {
         cancelled_at: SystemTime,
     ) -> CancelPrivateOutcome {
         let shared = &self.shared;
-        // The clock of another machine may be ahead: then it was cancelled now.
+        // The clock of the machine that received the cancellation may be ahead: its age is then 0.
         let age = SystemTime::now().duration_since(cancelled_at).unwrap_or_default();
         let cancellation = PrivateCancellation { hash: *hash, signer, cancelled_at, holder };
         let outcome = shared.write(|core| core.cancel_private(cancellation, age));
@@ -264,6 +269,8 @@ impl OrderPool {
         let shared = &self.shared;
         let _turn = shared.chain_turn.lock();
         let (head, mined) = (block.head, Arc::clone(&block.mined));
+        // `reinserted` are orders that a reorg puts back; `dropped` counts others for which there
+        // was no room.
         let Change { relation, mut reinserted, dropped, forgotten } =
             shared.write(|core| core.chain.push(block));
         if !relation.is_new() {
@@ -275,7 +282,7 @@ impl OrderPool {
         });
         shared.sweep_some();
         let expire_private = || shared.write(|core| core.expire_private(PER_STEP));
-        let are_left = expire_private();
+        let has_more_expired = expire_private();
         let counters = &shared.tables.counters;
         counters.reorg_dropped(dropped);
         while !reinserted.is_empty() {
@@ -286,7 +293,8 @@ impl OrderPool {
         }
         in_steps(&forgotten, |hashes| shared.write(|core| core.forget_undone(hashes)));
         shared.write(|core| core.publish(Effect::Transient(Event::Head(Arc::new(head)))));
-        while are_left && expire_private() {
+        // The other expired ones are removed after the event, as [`Event::Head`] says.
+        while has_more_expired && expire_private() {
             thread::sleep(STEP_PAUSE);
         }
         shared.remove_stale(&head, raised);
@@ -296,8 +304,8 @@ impl OrderPool {
         relation
     }
 
-    /// Forgets the chain, because it was reset: it has another genesis block, as a development chain
-    /// may have.
+    /// Forgets the chain, because it was reset: it has another genesis block, as a development
+    /// chain may have.
     ///
     /// The pool forgets every block, nonce and mined transaction, and accepts again what it has
     /// removed. Pooled orders stay until they are removed for another reason. The next head is the
@@ -351,8 +359,8 @@ impl OrderPool {
         self.shared.tables.find(hash, |_| ()).is_some()
     }
 
-    /// Returns what the pool knows about an order: whether it is pooled, and if not, whether it
-    /// should be offered again.
+    /// Returns what the pool knows about an order: whether it is pooled, and if not, whether a
+    /// comparison with another pool should offer it again.
     pub fn status(&self, hash: &B256) -> OrderStatus {
         // Read before the pool, so that an order which is put back in between is found in the pool.
         let seen = self.shared.tables.seen.state(hash);
@@ -407,10 +415,12 @@ impl OrderPool {
     }
 
     /// Runs one bounded step of upkeep: removes expired and invalid orders, rewrites pages, frees
-    /// memory. Returns whether more may be due. Inserts run between steps.
+    /// memory. Returns whether more may be due. Takes the writer's lock up to 18 times, each time
+    /// for a bounded part of the work; inserts run in between.
     ///
     /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
-    /// it about once a second. If it is never called nothing expires, but every cap still holds.
+    /// it about once a second. If it is never called, only heads and inserts remove what has
+    /// expired, but every cap still holds.
     pub fn upkeep(&self) -> bool {
         self.shared.upkeep()
     }
@@ -418,7 +428,7 @@ impl OrderPool {
 
 impl PoolShared {
     /// Runs one change under the lock, publishes its effects, and wakes waiting readers.
-    fn write<T>(&self, change: impl FnOnce(&mut Core) -> T) -> T {
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Core) -> T) -> T {
         let (result, replaced) = {
             let mut writer = self.lock();
             let Writer { core, publisher } = &mut *writer;

@@ -1,7 +1,8 @@
 //! Pushes events into a host's sink, from a thread of its own.
 //!
-//! A sink's thread takes the lock of its end once, when it ends, and its guard takes it to read
-//! that one field: never during a call of the sink, and never together with the pool's lock.
+//! The lock of `State::end` is taken by the sink's thread once, when it ends, and by the guard,
+//! which reads the field or waits for it: never during a call of the sink, and never together with
+//! the pool's lock.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -28,14 +29,18 @@ const PUSH_BATCH: usize = 64;
 
 /// Receives the pool's events as calls.
 ///
-/// A thread that serves this sink alone makes the calls, and holds no lock meanwhile. So a sink
-/// that panics, blocks or returns nonsense affects only itself. A sink that blocks for ever keeps
-/// its thread and the one order that it was called with.
+/// Each sink has a thread of its own, which makes the calls and holds no lock during them. So a
+/// sink that panics or blocks affects no other sink and not the pool. A sink that blocks for ever
+/// keeps its thread and the one order that it was called with.
 ///
-/// `insert`, `remove`, `cancel` and `head` return whether the sink wants more events; `false` ends
-/// the subscription.
+/// With a new subscription, and again after [`Self::lagged`] returned `true`, the sink first
+/// receives the current head and the orders in the pool, and then every change.
+///
+/// `insert`, `remove`, `cancel`, `head` and `feed_ended` return whether the sink wants more events;
+/// `false` ends the subscription.
 pub trait OrderSink: Send + 'static {
-    /// The order is in the pool from now on.
+    /// The order is in the pool: it was added, or was in the pool already at the start of the
+    /// subscription. Clone the `Arc` to keep the order.
     fn insert(&mut self, order: &Arc<Order>) -> bool;
 
     /// The order is no longer in the pool.
@@ -44,10 +49,16 @@ pub trait OrderSink: Send + 'static {
     /// No bundle of this key with this nonce or a lower one is valid any more.
     fn cancel(&mut self, cancellation: &Cancellation) -> bool;
 
-    /// The chain has a new head; [`Event::Head`] says which events were pushed before it. The first
-    /// call of all is for the current head, if the pool knows one.
+    /// The chain has a new head; [`Event::Head`] says which events were pushed before it. The very
+    /// first call of the sink is this one with the current head, if the pool knows one.
     fn head(&mut self, head: &Head) -> bool {
         let _ = head;
+        true
+    }
+
+    /// No source feeds the pool with the node's transactions and heads any more, see
+    /// [`Event::FeedEnded`]. By default this is ignored.
+    fn feed_ended(&mut self) -> bool {
         true
     }
 
@@ -104,7 +115,9 @@ pub struct SinkGuard {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Why the sink's thread has ended; `None` while it runs.
     end: Mutex<Option<SinkEndReason>>,
+    /// Notified when `end` is set.
     ended: Condvar,
 }
 
@@ -194,5 +207,6 @@ fn push<S: OrderSink>(sink: &mut S, event: &Event) -> bool {
         | Event::CancelledPrivate(_)
         | Event::CancellationForgotten(_) => true,
         Event::Head(head) => sink.head(head),
+        Event::FeedEnded => sink.feed_ended(),
     }
 }

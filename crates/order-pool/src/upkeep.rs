@@ -30,7 +30,11 @@ const JITTER: f64 = 0.2;
 const LOADED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pace of upkeep.
+///
+/// Make one with [`Self::default`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct UpkeepConfig {
     /// The pause between two steps of a round, lengthened at random by up to a fifth. Default zero;

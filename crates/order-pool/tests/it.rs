@@ -6,6 +6,7 @@ mod common;
 mod it {
     mod bundles;
     mod config;
+    mod feed;
     mod heads;
     mod private;
     mod retention;

@@ -6,15 +6,15 @@ mod common;
 
 use common::memory::{insert, read_late, resident_bytes};
 use order_pool::{OrderPool, PoolConfig};
+use testkit::configured;
 
 #[test]
 fn large_orders_with_an_idle_subscriber_stay_within_the_memory_bound() {
-    let config = PoolConfig {
-        max_tx_bytes: 64 << 20,
-        max_bundle_bytes: 1 << 20,
-        log_bytes: 32 << 20,
-        ..PoolConfig::default()
-    };
+    let config = configured(PoolConfig::default(), |config| {
+        config.max_tx_bytes = 64 << 20;
+        config.max_bundle_bytes = 1 << 20;
+        config.log_bytes = 32 << 20;
+    });
     let before = resident_bytes();
     // There is no head, so no mined orders and no blocks are held, and few orders are remembered.
     let unused = (64 << 20) + 64 * 2_857 * 256 + 6 * 8 * (1 << 20);

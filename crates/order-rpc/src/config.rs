@@ -28,6 +28,7 @@ pub const DEFAULT_CALLER_QUOTA: Quota = Quota { per_second: 6_000, burst: 12_000
 
 /// Whether requests must be signed, by `X-Flashbots-Signature` or `X-BuilderNet-Signature`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum SignatureMode {
     /// Every request must be signed.
@@ -79,8 +80,12 @@ pub struct Quota {
     pub burst: u32,
 }
 
-/// The configuration of an [`OrderRpc`](crate::OrderRpc). [`Self::new`] sets the defaults.
+/// The configuration of an [`OrderRpc`](crate::OrderRpc).
+///
+/// Make one with [`Self::new`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Deserialize),

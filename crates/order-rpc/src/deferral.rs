@@ -22,8 +22,10 @@ use crate::{
 
 /// The queue of deferred requests.
 ///
-/// A request that has waited gets a work permit before other callers, so that it is not refused for
-/// lack of one. It stays in flight for seconds. Bundles and cancellations, which are never
+/// A request that has waited gets a work permit before other external callers, so that it is not
+/// refused for lack of one.
+///
+/// A deferred request stays in flight for seconds. Bundles and cancellations, which are never
 /// deferred, share the limit of requests in flight, so deferred requests may use only half of it.
 #[derive(Debug)]
 pub(crate) struct Deferral {
@@ -31,22 +33,25 @@ pub(crate) struct Deferral {
     places: Arc<Budget>,
     /// Held by the first request of the queue: tokio's mutex is first come, first served.
     front: Mutex<()>,
-    max_age: Duration,
+    /// How long a request waits at most. Then it runs although the load is high.
+    max_deferral: Duration,
     gate: Gate,
     monitor: Option<LoadMonitor>,
     metrics: DeferralMetrics,
     closed: CancellationToken,
 }
 
-/// What became of raw transactions that arrived while the load was high.
+/// The number of requests with raw transactions that were deferred because the load was high.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferralStats {
     /// Requests that were deferred.
     pub deferred: u64,
-    /// Deferred requests that ran because of their age, while the load was still high.
+    /// Deferred requests that ran because they had waited for the maximum time, while the load was
+    /// still high.
     pub aged: u64,
-    /// Requests that wait now. Each element of a batch counts.
+    /// Raw transactions that wait now: a batch counts once for each of its elements. Unlike this
+    /// number, `order_rpc_deferred` counts a batch once.
     pub waiting: usize,
 }
 
@@ -57,7 +62,7 @@ impl Deferral {
         Self {
             places: Budget::new(limits.max_deferred.min(half_of_requests)),
             front: Mutex::default(),
-            max_age: limits.max_deferral,
+            max_deferral: limits.max_deferral,
             gate,
             monitor,
             metrics: DeferralMetrics::new(),
@@ -65,8 +70,8 @@ impl Deferral {
         }
     }
 
-    /// Whether a request that arrives now has to wait. It also waits while earlier requests do,
-    /// because it would overtake them. After [`Self::close`] there are none, and only the load
+    /// Whether a request that arrives now has to wait: the load is high, or earlier requests wait,
+    /// which it must not overtake. After [`Self::close`] no request waits, and only the load
     /// counts.
     pub(crate) fn must_wait(&self) -> bool {
         let Some(monitor) = &self.monitor else { return false };
@@ -74,8 +79,8 @@ impl Deferral {
         monitor.is_pressed() || has_queue
     }
 
-    /// Waits in the queue, and returns a work permit when the request may run. The request takes
-    /// `weight` places meanwhile.
+    /// Waits in the queue until the request may run, and returns a work permit for it. While it
+    /// waits, the request takes `weight` places: one for each element of a batch.
     ///
     /// # Errors
     /// The queue is full or closed.
@@ -90,7 +95,7 @@ impl Deferral {
         self.metrics.deferred.add(1);
         let _waiting = GaugeGuard::new(&self.metrics.waiting);
         tokio::select! {
-            // The close comes first, because a permit is of no use after it.
+            // The close is checked first, because a permit is of no use after it.
             biased;
             () = self.closed.cancelled() => Err(self.gate.refuse_closed(Instant::now())),
             permit = self.wait_for_permit(arrived_at) => Ok(permit),
@@ -101,8 +106,8 @@ impl Deferral {
         let _front = self.front.lock().await;
         if let Some(monitor) = &self.monitor {
             // `None` if the clock cannot represent the deadline, which then never comes.
-            let deadline = arrived_at.checked_add(self.max_age);
-            let is_normal = monitor.wait_until_normal(deadline, || {}).await;
+            let deadline = arrived_at.checked_add(self.max_deferral);
+            let is_normal = monitor.wait_until_normal(deadline).await;
             self.metrics.aged.add(u64::from(!is_normal));
         }
         self.gate.acquire_external_deferred().await

@@ -197,6 +197,8 @@ impl Methods {
         }
     }
 
+    /// Decodes and checks one transaction, unless `accepts_pooled` is set and the pool has it.
+    /// `field` is the name of its parameter, for error responses.
     fn prepare_transaction(
         &self,
         raw: &[u8],
@@ -204,7 +206,8 @@ impl Methods {
         last_block: Option<u64>,
         accepts_pooled: bool,
     ) -> Result<Prepared, ErrorResponse> {
-        // The hash of a blob transaction does not cover its blobs, so it needs decoding.
+        // A pooled transaction need not be decoded: keccak of its bytes is its hash. The hash of a
+        // blob transaction does not cover its blobs, so it is looked up after it is decoded.
         if accepts_pooled && !transaction::has_blobs(raw) {
             let hash = keccak256(raw);
             if self.host.pool.contains(&hash) {

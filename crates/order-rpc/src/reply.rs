@@ -6,6 +6,7 @@ use http::StatusCode;
 use load_control::{Refusal, RefusalReason, WorkError, labels};
 use serde_json::{Value, json};
 
+// The codes that JSON-RPC 2.0 defines.
 pub(crate) const PARSE: i32 = -32700;
 pub(crate) const INVALID_REQUEST: i32 = -32600;
 pub(crate) const METHOD_NOT_FOUND: i32 = -32601;

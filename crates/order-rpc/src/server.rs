@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use load_control::{build_runtime, within};
 use tokio::{
     net::TcpListener,
     runtime::Runtime,
@@ -23,6 +24,9 @@ use crate::{
     jsonrpc::Dispatcher,
     limits::Limits,
 };
+
+/// A deadline that never comes, as far in the future as tokio's own.
+const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 /// Time for the threads to end once they have no more work.
 const THREAD_END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -135,17 +139,19 @@ impl OrderRpc {
 
     /// Shuts down: new requests are refused, requests in flight get their responses, deferred
     /// requests are refused, and then all connections are closed. Returns after at most `deadline`
-    /// plus a second for the threads to end; then no task of the server is left.
+    /// plus a second for the threads to end; then no task of the server is left. If the server's
+    /// threads are gone, as after a fork of the process, it returns half a second later.
     ///
     /// # Cancel safety
     /// If the future is dropped, the shutdown continues in the background.
     pub async fn shutdown(self, deadline: Duration) -> OrderRpcEnd {
         // If the server has ended already, `end` has the result.
         let _ = self.stop.send(deadline);
-        match self.end.await {
-            Ok(end) => end,
-            // The thread has panicked, which was reported when it happened.
-            Err(_) => {
+        let limit = deadline.saturating_add(THREAD_END_TIMEOUT + 2 * REJECT_TIMEOUT);
+        match within(limit, self.end).await {
+            Some(Ok(end)) => end,
+            // The thread is gone, or it has panicked, which was reported when it happened.
+            _ => {
                 let unanswered = self.dispatcher.limiter.active.len();
                 OrderRpcEnd { ended: false, unanswered }
             }
@@ -167,14 +173,11 @@ fn listen_on_new_runtime(server: &HttpServer) -> Result<Listening, StartError> {
     let has_limit = limiter.gate.request_limit().is_some();
     let reserved = if has_limit { gate.reserved_permits } else { 0 };
     let config = &limiter.limits.config;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.threads)
-        // One for each work permit of external callers: more never run at once.
-        .max_blocking_threads(gate.work_permits - reserved)
-        .thread_name("order-rpc")
-        .enable_all()
-        .build()
-        .map_err(StartError::Thread)?;
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(config.threads).thread_name("order-rpc").enable_all();
+    // One for each work permit of external callers: more never run at once.
+    let blocking_threads = gate.work_permits - reserved;
+    let runtime = build_runtime(&mut builder, blocking_threads).map_err(StartError::Thread)?;
     let address = config.listen;
     let listen_error = |source| StartError::Listen { address, source };
     let listener = runtime.block_on(async { listen(address) }).map_err(listen_error)?;
@@ -197,9 +200,11 @@ async fn run(
     let time_left = tokio::select! {
         // If the sender was dropped, the server was, and nothing waits for the requests.
         time_left = &mut stop_requested => time_left.unwrap_or(Duration::ZERO),
-        () = server.accept(&listener) => Duration::ZERO,
+        never = server.accept(&listener) => match never {},
     };
-    let deadline = Instant::now() + time_left;
+    // The longest duration is valid too.
+    let now = Instant::now();
+    let deadline = now.checked_add(time_left).unwrap_or(now + FOREVER);
     limiter.active.close();
     dispatcher.deferral.close();
     // Connections are still accepted, so that their requests are refused with a response.
@@ -208,7 +213,7 @@ async fn run(
         biased;
         () = limiter.active.wait() => true,
         () = sleep_until(deadline) => false,
-        () = server.accept(&listener) => false,
+        never = server.accept(&listener) => match never {},
     };
     let unanswered = if ended { 0 } else { limiter.active.len() };
     drop(listener);

@@ -59,7 +59,7 @@ async fn flood(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_leaves_memory_flat() {
     // All clients have the same address.
-    let config = OrderRpcConfig { caller_quota: None, ..config() };
+    let config = configured(config(), |config| config.caller_quota = None);
     let server = start_server(config, gate_config(7));
     let bodies: Arc<[_]> = (0..TRANSACTIONS).map(|_| transaction()).collect();
     let mut outcomes = flood(&server, &bodies, WARM_UP, &Arc::default()).await;

@@ -72,6 +72,56 @@ impl ClockOffset {
     }
 }
 
+/// A moment, and a time that the server's clock showed at this moment or later: the server has sent
+/// it in its response to a request that was sent at this moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerClockReading {
+    pub(crate) requested_at: Instant,
+    pub(crate) server_time: SystemTime,
+}
+
+impl ServerClockReading {
+    fn upper_bound(&self, now: Instant) -> Option<SystemTime> {
+        let age = now.saturating_duration_since(self.requested_at);
+        if age > MAX_READING_AGE { None } else { self.server_time.checked_add(age) }
+    }
+}
+
+/// How long a reading is used: as long as some checks of the stream take, so that the drift of
+/// clocks does not matter.
+const MAX_READING_AGE: Duration = Duration::from_secs(15);
+
+/// The latest readings of the server's clock. There are several, so that a single slow response
+/// does no harm.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ServerClock {
+    readings: [Option<ServerClockReading>; 4],
+}
+
+impl ServerClock {
+    /// Adds a reading whose response came at `now` or before. Drops the readings that are too old,
+    /// and those that it contradicts: the server's clock was set forward since, or another server
+    /// with another clock leads now.
+    pub(crate) fn record(&mut self, reading: ServerClockReading, now: Instant) {
+        let is_contradicted = |old: &mut ServerClockReading| {
+            old.upper_bound(now).is_none_or(|bound| bound < reading.server_time)
+        };
+        for old in &mut self.readings {
+            old.take_if(is_contradicted);
+        }
+        self.readings.rotate_right(1);
+        self.readings[0] = Some(reading);
+    }
+
+    /// Returns a time that the server's clock has not passed at `now`, if that clock was not set
+    /// since the oldest reading that is kept; a step that is shorter than a response takes is
+    /// noticed only when that reading is too old. The time is too late by no more than the duration
+    /// of the fastest request. Returns `None` if no reading is known.
+    pub(crate) fn upper_bound(&self, now: Instant) -> Option<SystemTime> {
+        self.readings.iter().flatten().filter_map(|reading| reading.upper_bound(now)).min()
+    }
+}
+
 /// The offset above which the log and an alert report a clock. NTP keeps clocks within
 /// milliseconds.
 const MAX_CLOCK_OFFSET: Duration = Duration::from_millis(100);
@@ -80,6 +130,27 @@ const MAX_CLOCK_OFFSET: Duration = Duration::from_millis(100);
 mod tests {
     use super::*;
     use crate::tests::time;
+
+    #[test]
+    fn the_latest_reading_and_the_fastest_response_count() {
+        let requested_at = Instant::now();
+        let after = |seconds| requested_at + Duration::from_secs(seconds);
+        let mut clock = ServerClock::default();
+        assert_eq!(clock.upper_bound(after(9)), None);
+        let mut record = |requested_at, server_time, received_at| {
+            let reading = ServerClockReading { requested_at, server_time: time(server_time) };
+            clock.record(reading, received_at);
+            [clock.upper_bound(after(9)), clock.upper_bound(after(17))]
+        };
+        // The server may have read its clock at once or only at the response.
+        assert_eq!(record(after(0), 100, after(1))[0], Some(time(109)));
+        // It read it late, so the first reading is better, as long as it is not too old.
+        assert_eq!(record(after(3), 105, after(6)), [109, 119].map(|seconds| Some(time(seconds))));
+        assert_eq!(record(after(6), 105, after(7))[0], Some(time(108)));
+        // The clock was set forward.
+        assert_eq!(record(after(8), 208, after(9))[0], Some(time(209)));
+        assert_eq!(clock.upper_bound(after(24)), None, "the readings are too old");
+    }
 
     #[test]
     fn an_offset_has_a_sign_and_gives_the_servers_time() {

@@ -53,7 +53,11 @@ impl fmt::Debug for Auth {
 }
 
 /// The servers of a cluster, and how to reach them.
+///
+/// Make one with [`Self::new`] or [`Self::cluster`] and then set its fields: the struct gets more
+/// fields in later versions.
 #[derive(Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct ServerConfig {
     /// URLs such as `nats://host:4222`, or `tls://` to require TLS, of one server or of several
@@ -114,7 +118,11 @@ fn credentials(address: &ServerAddr) -> (Option<&str>, Option<&str>) {
 }
 
 /// The configuration of a [`Publisher`](crate::Publisher).
+///
+/// Make one with [`Self::new`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Deserialize),
@@ -156,7 +164,11 @@ impl PublisherConfig {
 }
 
 /// The configuration of a [`Source`](crate::Source).
+///
+/// Make one with [`Self::new`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SourceConfig {
     /// The servers.
     pub server: ServerConfig,

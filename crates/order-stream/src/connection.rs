@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::{
-    clock::{ClockOffset, WallClock},
+    clock::{ClockOffset, ServerClockReading, WallClock},
     config::{Auth, ServerConfig},
     error::StreamError,
     state::{DisconnectReason, State},
@@ -56,10 +56,9 @@ pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(4);
 
 /// How many acknowledgements the client waits for at once. At the limit the client would wait
 /// before it sends, while nobody reads the acknowledgements that have arrived. So the limit exceeds
-/// what a publisher can have: it publishes a window of 4,096 messages again after a pause of at
-/// least an eighth of a second, and waits five seconds for each acknowledgement, which makes
-/// 164,000.
-const MAX_UNACKNOWLEDGED: usize = 1 << 20;
+/// what a publisher can have: two copies of each of the 4,096 messages of its window, and again
+/// after the stream has failed.
+const MAX_UNACKNOWLEDGED: usize = 1 << 16;
 
 /// What the server has reported about the connection.
 #[derive(Clone, Debug, Default)]
@@ -81,6 +80,8 @@ impl ConnectionStatus {
 pub(crate) struct StreamInfo {
     pub(crate) info: stream::Info,
     pub(crate) clock_offset: ClockOffset,
+    /// `None` if the server sends no time.
+    pub(crate) server_clock: Option<ServerClockReading>,
 }
 
 #[derive(Debug)]
@@ -196,7 +197,9 @@ impl Connection {
         let clock_offset = server_time.map_or_else(ClockOffset::default, |server_time| {
             ClockOffset::between(midway, server_time)
         });
-        Ok(StreamInfo { info, clock_offset })
+        let server_clock =
+            server_time.map(|server_time| ServerClockReading { requested_at: timer, server_time });
+        Ok(StreamInfo { info, clock_offset, server_clock })
     }
 
     /// Returns the state after a request to a subject failed, with the server's error if it sent

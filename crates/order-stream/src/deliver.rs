@@ -13,8 +13,7 @@ use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::{Block, Head};
 use order_pool::{
     Bundle, BundleError, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation,
-    DEFAULT_TX_RETENTION, InsertOutcome, Order, OrderPool, PrivateCancellation, Relation,
-    Transaction,
+    InsertOutcome, Order, OrderPool, PrivateCancellation, Relation, Transaction,
 };
 
 use crate::{
@@ -123,7 +122,7 @@ impl Deliverer {
             is_unknown_caller: is_of_unknown_caller(&record),
         };
         match record {
-            Record::Order(order) => self.insert_order(Arc::unwrap_or_clone(order), origin, times),
+            Record::Order(order) => self.insert_order(Arc::unwrap_or_clone(order), origin),
             Record::Head(record) => {
                 if self.applies_heads && self.flow == Flow::Public {
                     Ok(self.apply_head(Block::new(record.head, record.mined), times.now))
@@ -272,20 +271,11 @@ impl Deliverer {
             && head_age < NEW_CHAIN_AFTER
     }
 
-    /// Whether the machines have dropped a raw transaction, because pools have a retention. The
-    /// private stream keeps it for longer, and a pool that does not hold it would take it for new.
-    /// The time of its arrival does not decide, because a reorg may have brought it back since.
-    fn is_expired(&self, hash: &B256, times: Times) -> bool {
-        let age = times.now.duration_since(times.stored_at);
-        age.is_ok_and(|age| age > DEFAULT_TX_RETENTION) && !self.pool.contains(hash)
-    }
-
     /// Inserts an order. Only the private stream may bring private orders.
     fn insert_order(
         &mut self,
         order: Order,
         origin: MessageOrigin<'_>,
-        times: Times,
     ) -> Result<Delivered, WireError> {
         let is_private_flow = self.flow == Flow::Private;
         match order {
@@ -296,9 +286,6 @@ impl Deliverer {
                 }
                 if tx.private_terms().is_some() {
                     return Ok(self.insert_private_transaction(tx, origin));
-                }
-                if is_private_flow && self.is_expired(tx.hash(), times) {
-                    return Ok(Delivered::Refused);
                 }
                 Ok(self.pool.insert_transaction(tx).into())
             }

@@ -69,4 +69,10 @@ pub enum StreamError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The server does not know lifetimes of messages.
+    #[error("cannot set up the stream {stream}: it needs nats-server 2.11 or later")]
+    ServerTooOld {
+        /// The name of the stream.
+        stream: String,
+    },
 }

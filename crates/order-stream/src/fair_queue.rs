@@ -12,6 +12,11 @@
 //! served next. A caller that sends one order waits for about as many bytes of each other caller as
 //! its order has, however much these have sent and however large their orders are.
 //!
+//! A stream of their own for these messages would not replace the queue. Within that stream each
+//! message would still wait behind everything that one caller had sent before, which
+//! `a_flood_is_published_at_the_rate_and_delays_other_callers_little` forbids, and its reader would
+//! still share the builder's link with that of the private stream, so the rate must stay too.
+//!
 //! The messages of one caller keep their sequence. An order that has left the pool leaves the queue
 //! too, so the queues hold at most as many orders as the pool holds of callers. The pool does not
 //! bound cancellations, nor orders that another holder had sent before; these are *extras*, with

@@ -26,21 +26,22 @@
 //! until it has caught up.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     iter::successors,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head};
 use order_pool::{
     Event, Holder, Order, OrderId, OrderPool, PrivateCancellation, PrivateTerms, Transaction,
 };
 
 use crate::{
+    clock::ServerClock,
     config::Flow,
-    wire::{Encoded, HeadRecord, PublisherTime, Record, encode_order},
+    wire::{Encoded, HeadRecord, PublisherTime, Record, encode_order, micros},
 };
 
 /// A head that is more than this many blocks below a new head is not published any more. A pool
@@ -55,6 +56,11 @@ const MAX_CHAIN_BLOCKS: usize = 64;
 /// has fewer.
 const MAX_MINED: usize = 32_000;
 
+/// How many cancellations of private transactions are kept until they can be sent. By default a
+/// pool holds 18,000 private transactions and remembers 16,384 cancellations. Each takes about
+/// 150 bytes.
+const MAX_UNSENT_CANCELLATIONS: usize = 65_536;
+
 /// A message to be published. It shares the order with the pool and is encoded when it is sent.
 #[derive(Debug)]
 pub(crate) struct Item {
@@ -62,19 +68,22 @@ pub(crate) struct Item {
     /// A number that no other message of this publisher has. It makes the message id unique, where
     /// the stream must not take the message for a duplicate.
     pub(crate) unique_number: Option<u64>,
-    /// The holder that this message is for, if it is not the holder that sent the order first.
+    /// The holder that this message is for, if it is not for the first time that the order was
+    /// sent.
     pub(crate) additional_holder: Option<AdditionalHolder>,
     /// When the order arrived at this machine; `None` if builders do not need its age.
     pub(crate) received_at: Option<Instant>,
 }
 
-/// A holder that has sent an order that another holder had sent before. An order counts for every
-/// holder that sent it.
+/// A holder that has sent an order that was sent before, by another holder or by itself. An order
+/// counts for every holder that sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdditionalHolder {
     pub(crate) holder: Holder,
     /// The terms of this holder, if the order is a private transaction.
     pub(crate) terms: Option<PrivateTerms>,
+    /// When this holder sent it last, by this machine's clock.
+    pub(crate) sent_at: SystemTime,
 }
 
 impl Item {
@@ -83,18 +92,30 @@ impl Item {
         Self { record, unique_number: None, additional_holder: None, received_at: None }
     }
 
-    /// Encodes the message with its age at `now`.
-    pub(crate) fn encode(&self, now: Instant) -> Option<Encoded> {
+    /// Encodes the message, which is sent at `now`.
+    pub(crate) fn encode(&self, now: Instant, server_clock: &ServerClock) -> Option<Encoded> {
         let age = match self.received_at {
             Some(received_at) => now.saturating_duration_since(received_at),
             None => Duration::ZERO,
         };
-        let publisher_time = PublisherTime { age, local_micros: self.record.local_micros() };
+        let sent_again_micros = self.additional_holder.as_ref().map(|again| micros(again.sent_at));
+        // The assigned nonce of a bundle may be above its time.
+        let local_micros = self.record.local_micros().max(sent_again_micros.unwrap_or_default());
+        let sent_before = server_clock.upper_bound(now);
+        let publisher_time = PublisherTime { age, local_micros, sent_before };
         match (&self.record, &self.additional_holder) {
-            (Record::Order(order), Some(AdditionalHolder { holder, terms })) => {
+            (Record::Order(order), Some(AdditionalHolder { holder, terms, .. })) => {
                 encode_order(order, *holder, terms.as_ref(), &publisher_time)
             }
             _ => self.record.encode(&publisher_time),
+        }
+    }
+
+    /// Returns when this was sent to the machine, by its clock; `None` if builders do not need it.
+    pub(crate) fn sent_at(&self) -> Option<SystemTime> {
+        match &self.additional_holder {
+            Some(additional) => Some(additional.sent_at),
+            None => self.record.received_at(),
         }
     }
 
@@ -158,6 +179,10 @@ pub(crate) struct Follower {
     publishes_heads: bool,
     /// One entry for each published order that the pool holds.
     published: HashMap<OrderId, Published>,
+    /// Cancellations of private transactions that the next comparison publishes, by transaction and
+    /// signer: they were not sent, or another signer has sent the transaction since. At most
+    /// [`MAX_UNSENT_CANCELLATIONS`].
+    unsent_cancellations: BTreeMap<(B256, Address), PrivateCancellation>,
     /// The number of the current comparison.
     comparison: u64,
     /// How many messages got a unique number.
@@ -202,17 +227,46 @@ impl Follower {
     /// must reach the builders.
     pub(crate) fn end_comparison(&mut self) -> Vec<Item> {
         let current = self.comparison;
-        let cancellations: Vec<_> = self
+        let absent: Vec<_> = self
             .published
             .extract_if(|_, published| published.comparison != current)
             .filter_map(|(_, published)| published.cancellation)
             .collect();
         // The table of a pool that was large for a while is given back.
         self.published.shrink_to(2 * self.published.len());
-        cancellations
-            .into_iter()
+        absent.into_iter().for_each(|cancellation| self.keep_cancellation(cancellation));
+        std::mem::take(&mut self.unsent_cancellations)
+            .into_values()
             .map(|cancellation| self.unique(Record::CancelPrivate(cancellation)))
             .collect()
+    }
+
+    /// Keeps a cancellation for the end of the next comparison.
+    fn keep_cancellation(&mut self, cancellation: PrivateCancellation) {
+        let key = (cancellation.hash, cancellation.signer);
+        let is_full = self.unsent_cancellations.len() >= MAX_UNSENT_CANCELLATIONS;
+        if is_full && !self.unsent_cancellations.contains_key(&key) {
+            tracing::warn!(
+                hash = %cancellation.hash,
+                signer = %cancellation.signer,
+                limit = MAX_UNSENT_CANCELLATIONS,
+                "too many cancellations were not sent: builders do not learn of this one"
+            );
+            return;
+        }
+        let kept = self.unsent_cancellations.entry(key).or_insert(cancellation);
+        if kept.cancelled_at < cancellation.cancelled_at {
+            *kept = cancellation;
+        }
+    }
+
+    /// Drops an unsent cancellation: at `time` the signer has sent the transaction again, or a
+    /// later cancellation of it is published.
+    fn drop_cancellation(&mut self, hash: B256, signer: Address, time: SystemTime) {
+        let key = (hash, signer);
+        if self.unsent_cancellations.get(&key).is_some_and(|kept| kept.cancelled_at <= time) {
+            self.unsent_cancellations.remove(&key);
+        }
     }
 
     /// The stream has lost everything, so everything is to be published again.
@@ -223,24 +277,16 @@ impl Follower {
         self.chain.clear();
     }
 
-    /// The message was not sent. The next comparison publishes it again.
+    /// The message was not sent: notes what the next comparison must publish again.
     pub(crate) fn forget(&mut self, item: &Item) {
         match &item.record {
-            // The entry stays: an earlier message may have published the order, and then its
-            // cancellation must be published too.
+            // The entry is kept: an earlier message may have published the order, so its
+            // cancellation must still be published if it leaves the pool.
             Record::Order(order) => {
                 self.published.entry(order.id()).and_modify(|published| published.is_lost = true);
             }
-            // An entry without an order: the comparison finds it absent and publishes the
-            // cancellation.
-            Record::CancelPrivate(cancellation) => {
-                let absent = Published {
-                    is_lost: true,
-                    cancellation: Some(*cancellation),
-                    ..Published::default()
-                };
-                self.published.entry(OrderId::Tx(cancellation.hash)).or_insert(absent);
-            }
+            // The pool may have forgotten it when the next comparison begins.
+            Record::CancelPrivate(cancellation) => self.keep_cancellation(*cancellation),
             Record::Head(record) => {
                 if let Some(position) = self.chain_position(&record.head.hash) {
                     self.chain.truncate(position);
@@ -257,8 +303,9 @@ impl Follower {
         let item = match event {
             Event::Head(head) => return self.on_head(head, pool),
             Event::Added(order) | Event::BecamePublic(order) => return self.on_added(order),
-            Event::Held { order, holder, terms } if is_private => {
-                self.on_held(order, AdditionalHolder { holder: *holder, terms: *terms })
+            Event::Held { order, holder, terms, sent_at } if is_private => {
+                let (holder, terms, sent_at) = (*holder, *terms, *sent_at);
+                self.on_held(order, AdditionalHolder { holder, terms, sent_at })
             }
             Event::Removed { order, .. } => {
                 self.published.remove(&order.id());
@@ -268,8 +315,9 @@ impl Follower {
                 Some(self.unique(Record::Cancellation(*cancellation)))
             }
             Event::CancelledPrivate(cancellation) if is_private => {
-                let PrivateCancellation { signer, cancelled_at, .. } = *cancellation;
-                if let Some(published) = self.published.get_mut(&OrderId::Tx(cancellation.hash)) {
+                let PrivateCancellation { hash, signer, cancelled_at, .. } = *cancellation;
+                self.drop_cancellation(hash, signer, cancelled_at);
+                if let Some(published) = self.published.get_mut(&OrderId::Tx(hash)) {
                     // It is published now, and not once more at the end of a comparison.
                     published.cancellation.take_if(|pending| {
                         pending.signer == signer && pending.cancelled_at <= cancelled_at
@@ -295,11 +343,21 @@ impl Follower {
         if is_public(order) {
             return None;
         }
-        if let Some(Published { additional_holders, .. }) = self.published.get_mut(&order.id())
+        if let Some(signer) = additional.terms.and_then(|terms| terms.signer)
+            && let Some(tx) = order.as_tx()
+        {
+            self.drop_cancellation(*tx.hash(), signer, additional.sent_at);
+        }
+        if let Some(published) = self.published.get_mut(&order.id())
             && additional.holder.is_known()
         {
-            additional_holders.retain(|other| other.holder != additional.holder);
-            additional_holders.push(additional);
+            published.additional_holders.retain(|other| other.holder != additional.holder);
+            published.additional_holders.push(additional);
+            if let Some(cancellation) = &mut published.cancellation
+                && additional.terms.and_then(|terms| terms.signer) == Some(cancellation.signer)
+            {
+                cancellation.cancelled_at = cancellation.cancelled_at.max(additional.sent_at);
+            }
         }
         let item = self.unique(Record::Order(Arc::clone(order)));
         Some(Item { additional_holder: Some(additional), ..item })
@@ -316,14 +374,28 @@ impl Follower {
         }
         let cancellation = if self.is_private() { cancellation_of(order) } else { None };
         let is_new = !self.published.contains_key(&order.id());
+        if let Some(cancellation) = &cancellation {
+            let PrivateCancellation { hash, signer, cancelled_at, .. } = *cancellation;
+            self.drop_cancellation(hash, signer, cancelled_at);
+        }
         let published = self.published.entry(order.id()).or_default();
         published.comparison = comparison;
-        published.cancellation = cancellation;
-        let was_lost = std::mem::take(&mut published.is_lost);
+        // Builders know it from another signer, who does not hold it any more.
+        let signer = cancellation.map(|cancellation| cancellation.signer);
+        let from_other_signer = published.cancellation.take_if(|old| Some(old.signer) != signer);
+        // It may have been sent again since.
+        let is_earlier = |known: &PrivateCancellation| {
+            cancellation.is_none_or(|other| known.cancelled_at < other.cancelled_at)
+        };
+        if published.cancellation.as_ref().is_none_or(is_earlier) {
+            published.cancellation = cancellation;
+        }
+        let was_lost = std::mem::take(&mut published.is_lost) || from_other_signer.is_some();
         if !is_new && !was_lost {
             return Vec::new();
         }
         let additional_holders = published.additional_holders.clone();
+        from_other_signer.into_iter().for_each(|old| self.keep_cancellation(old));
         let record = Record::Order(Arc::clone(order));
         if is_new && self.flow == Flow::Public {
             return vec![Item::shared(record)];

@@ -8,11 +8,11 @@
 //! again. So a source remembers each cancellation for as long as the longest private order lasts,
 //! by the time of the stream, and counts it against nobody.
 //!
-//! **The sequence of one machine.** The time of a message is the time at which the server stored
-//! it, less its age when it was sent. This time is too late by the network delay: some
-//! milliseconds, or seconds if the connection stalled. A second message about the same key that was
-//! not delayed would get an earlier time than the first. The machine's own clock knows their
-//! sequence, so the times of one machine's messages about one key follow that clock.
+//! **The sequence of one machine.** The time of a message is too late by as much as its publisher
+//! does not know the server's clock, some milliseconds or less, and by the whole delay of the
+//! network if the publisher could not read that clock. A second message about the same key could
+//! get an earlier time than the first. The machine's own clock knows their sequence, so the times
+//! of one machine's messages about one key follow that clock.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -122,7 +122,7 @@ pub(crate) struct KeyHistory {
 pub(crate) struct MessageOrigin<'a> {
     pub(crate) machine: &'a str,
     pub(crate) publisher_time: PublisherTime,
-    /// The time of the message by the stream: when the server stored it, less its age.
+    /// The time of the message by the server's clock ([`crate::wire::Decoded::stream_time`]).
     pub(crate) stream_time: SystemTime,
     /// When the server stored it.
     pub(crate) stored_at: SystemTime,
@@ -244,7 +244,10 @@ mod tests {
     fn origin(machine: &str, local: u64, stored: u64) -> MessageOrigin<'_> {
         MessageOrigin {
             machine,
-            publisher_time: PublisherTime { age: Duration::ZERO, local_micros: local * 1_000_000 },
+            publisher_time: PublisherTime {
+                local_micros: local * 1_000_000,
+                ..PublisherTime::default()
+            },
             stream_time: time(stored),
             stored_at: time(stored),
             is_unknown_caller: false,

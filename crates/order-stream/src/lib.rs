@@ -20,7 +20,9 @@ mod publisher;
 
 mod fair_queue;
 mod follow;
+mod lifetime;
 mod response;
+mod retry;
 mod stream_check;
 mod window;
 

@@ -1,5 +1,10 @@
 //! Tracks the position of a source in its stream: which message comes next, and which are missing.
 //! Pure.
+//!
+//! The creation time and the first sequence number do not suffice to recognise a stream. A stream
+//! that lost its messages keeps both and fills the same sequence numbers again, so the latest
+//! processed message is compared too; without that,
+//! `a_stream_that_lost_everything_and_grew_again_is_read_anew` fails.
 
 use async_nats::jetstream::stream::Info;
 
@@ -63,9 +68,19 @@ pub(crate) struct Position {
     delivered: u64,
     /// When the stream was created.
     created: Option<i128>,
+    has_lifetimes: bool,
+    /// Gaps below this sequence number are not counted as missed. Where messages have lifetimes of
+    /// their own, a stream has gaps before anybody begins to read it.
+    count_from: u64,
 }
 
 impl Position {
+    /// Returns the position before the first message of a stream whose messages have lifetimes of
+    /// their own, or not.
+    pub(crate) fn new(has_lifetimes: bool) -> Self {
+        Self { has_lifetimes, ..Self::default() }
+    }
+
     /// Returns the sequence number to read from; `None` stands for the oldest message. The latest
     /// processed message is read again, to compare it.
     pub(crate) const fn start(&self) -> Option<u64> {
@@ -92,6 +107,9 @@ impl Position {
         }
         self.created = Some(extent.created);
         self.delivered = 0;
+        if self.next == 0 && self.has_lifetimes {
+            self.count_from = extent.last.saturating_add(1);
+        }
         if self.next == 0 && extent.messages == 0 {
             self.next = extent.last.saturating_add(1);
         }
@@ -122,7 +140,7 @@ impl Position {
             self.restart();
             return Step::Rewritten;
         } else {
-            sequence - self.next
+            sequence.saturating_sub(self.next.max(self.count_from))
         };
         self.next = sequence.saturating_add(1);
         self.previous_stored_at = Some(delivery.stored_at);
@@ -167,6 +185,23 @@ mod tests {
         assert_eq!(position.on_delivery(delivery(6, 1)), PROCESS, "the fifth has just expired");
         assert_eq!(position.on_delivery(delivery(7, 2)), PROCESS);
         assert_eq!(position.start(), Some(7), "the seventh is compared");
+    }
+
+    #[test]
+    fn gaps_of_lifetimes_that_ended_before_the_start_are_not_counted() {
+        for (has_lifetimes, missed_before_start) in [(true, 0), (false, 2)] {
+            let mut position = Position::new(has_lifetimes);
+            assert_eq!(position.begin(&extent(1, 9)), Some(0));
+            let missed =
+                [(1, 1), (4, 2), (12, 3), (15, 4)].map(|(sequence, number)| {
+                    match position.on_delivery(delivery(sequence, number)) {
+                        Step::Process { missed } => missed,
+                        step => panic!("{step:?}"),
+                    }
+                });
+            let across_the_start = if has_lifetimes { 2 } else { 7 };
+            assert_eq!(missed, [0, missed_before_start, across_the_start, 2]);
+        }
     }
 
     #[test]

@@ -15,9 +15,9 @@
 //!   other.
 //! - **The client's own reconnect is not used.** It hides the reason of a loss, and which messages
 //!   were lost.
-//! - **A stream that stores nothing gets one message at a time**, the oldest, after growing pauses.
-//!   Without a leader the server responds at once, and would refuse 4,096 messages in a loop. A
-//!   missing response counts as a failure too.
+//! - **A stream that stores nothing gets one message at a time**, the oldest, with pauses. Without
+//!   a leader the server responds at once, and would refuse 4,096 messages in a loop. A missing
+//!   response counts as a failure too, and a new connection begins with one message.
 //! - **A source acknowledges nothing.** It tracks its own sequence number, and the server's
 //!   consumer is only a reader that begins there. The server keeps the consumer in memory, and the
 //!   source creates another one after any failure. A gap in the consumer's sequence is read again.
@@ -144,8 +144,11 @@ struct PublisherTask {
     fair_queue: FairQueue,
     window: Window,
     stream_check: StreamCheck,
-    /// Whether the stream has acknowledged a message over this connection.
+    /// Whether the stream has acknowledged a message over this connection, and none has failed
+    /// since.
     has_acknowledged: bool,
+    /// Why the stream stores nothing; `None` if it does, as far as is known.
+    outage: Option<State>,
     /// When the log last said that nothing is stored.
     unstored_logged_at: Option<Instant>,
 }
@@ -176,6 +179,7 @@ impl PublisherTask {
             window: Window::default(),
             stream_check: StreamCheck::default(),
             has_acknowledged: false,
+            outage: None,
             unstored_logged_at: None,
         }
     }
@@ -201,8 +205,7 @@ impl PublisherTask {
     /// Queues messages to be published.
     fn enqueue(&mut self, items: impl IntoIterator<Item = Item>) {
         for mut item in items {
-            let received_at = item.record.received_at();
-            item.received_at = received_at.map(|received_at| self.clock.to_instant(received_at));
+            item.received_at = item.sent_at().map(|sent_at| self.clock.to_instant(sent_at));
             match item.unknown_caller() {
                 None => self.outbox.push_back(item),
                 Some(holder) => self.counters.unsent.add(self.fair_queue.push(holder, item)),
@@ -299,14 +302,14 @@ impl PublisherTask {
             self.status.unstored.end();
         }
         let unstored_for = self.status.unstored.duration().unwrap_or_default();
-        self.status.set(match window.outage() {
-            Some(state) => state,
-            None if window.len() > 0 && unstored_for >= UNSTORED_LIMIT => State::Unavailable,
-            None if self.is_comparing || (window.len() > 0 && !self.has_acknowledged) => {
+        self.status.set(match self.outage {
+            Some(state) if window.len() > 0 => state,
+            _ if window.len() > 0 && unstored_for >= UNSTORED_LIMIT => State::Unavailable,
+            _ if self.is_comparing || (window.len() > 0 && !self.has_acknowledged) => {
                 State::CatchingUp
             }
-            None if !self.outbox.is_empty() => State::Lagging,
-            None => State::Live,
+            _ if !self.outbox.is_empty() => State::Lagging,
+            _ => State::Live,
         });
         self.counters.unfinished.set(window.len() as f64);
         self.counters.waiting.set(self.fair_queue.len() as u64);

@@ -24,6 +24,16 @@ pub(crate) enum Response {
     Refused(RefuseReason),
 }
 
+impl Response {
+    /// Whether publishing the message again would change nothing.
+    pub(crate) const fn is_final(self) -> bool {
+        match self {
+            Self::Stored { .. } | Self::Refused(_) => true,
+            Self::InProcess | Self::RetryLater(_) => false,
+        }
+    }
+}
+
 impl From<Result<PublishAck, PublishError>> for Response {
     fn from(result: Result<PublishAck, PublishError>) -> Self {
         let error = match result {

@@ -16,7 +16,7 @@ use futures::{
     FutureExt as _, StreamExt as _,
     future::{BoxFuture, OptionFuture},
 };
-use order_pool::OrderPool;
+use order_pool::{Feed, OrderPool};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     metrics::{SourceCounters, SourceStats, flow_label},
     position::{Delivery, Position, Step},
     state::State,
-    streams::stream_name,
+    streams::{has_lifetimes, stream_name},
     worker::{Status, Stop, Task, Worker},
 };
 
@@ -109,11 +109,12 @@ impl Source {
         let task = SourceTask {
             stream: stream_name(config.flow, config.chain_id),
             name: config.name.clone(),
-            position: Position::default(),
+            position: Position::new(has_lifetimes(config.flow)),
             clock,
             clock_offset: ClockOffset::default(),
             status: status.clone(),
             deliverer: Deliverer::new(pool, &config, Arc::clone(&counters)),
+            _feed: (config.flow == Flow::Public).then(|| pool.feed()),
         };
         let stats = move || counters.stats();
         Self::spawn("order-stream-source", config.server, config.name, status, stats, task)
@@ -129,6 +130,8 @@ struct SourceTask {
     clock_offset: ClockOffset,
     status: Status,
     deliverer: Deliverer,
+    /// Of the public flow: subscribers of the pool learn when the task ends.
+    _feed: Option<Feed>,
 }
 
 impl Task for SourceTask {
@@ -150,11 +153,13 @@ impl SourceTask {
     /// a server that is better connected.
     async fn read(&mut self, connection: &Connection) -> Result<Infallible, State> {
         if self.deliverer.flow == Flow::Private && self.position.start().is_none() {
-            wait_for_head(&self.deliverer.pool, self.clock).await;
+            let info = connection.stream_info(&self.stream, self.clock).await?;
+            self.record_clock_offset(info.clock_offset);
+            wait_for_head(&self.deliverer.pool, || self.server_now()).await;
         }
         let max_message_bytes =
             connection.client.max_payload().saturating_add(MESSAGE_OVERHEAD_BYTES);
-        let StreamInfo { info, clock_offset } =
+        let StreamInfo { info, clock_offset, .. } =
             connection.stream_info(&self.stream, self.clock).await?;
         self.record_clock_offset(clock_offset);
         self.begin(&info, max_message_bytes);
@@ -195,7 +200,7 @@ impl SourceTask {
                     check = None;
                     let now = Instant::now();
                     next_check_at = match result {
-                        Ok(StreamInfo { info, clock_offset }) => {
+                        Ok(StreamInfo { info, clock_offset, .. }) => {
                             self.record_clock_offset(clock_offset);
                             if self.position.is_reset(&(&info).into()) {
                                 return Err(State::CatchingUp);
@@ -259,7 +264,10 @@ impl SourceTask {
         self.clock_offset.server_time(self.clock.now())
     }
 
-    /// Processes a message, unless messages before it are missing.
+    /// Processes the next message, and counts those before it that the stream no longer has.
+    ///
+    /// # Errors
+    /// Reading must start again: the consumer left a message out, or the stream was rewritten.
     fn on_message(&mut self, message: Message) -> Result<(), State> {
         let info = message.info().map_err(|error| {
             tracing::warn!(
@@ -362,7 +370,7 @@ impl SourceTask {
 /// The private stream begins with bundles for blocks that are over. A pool that knows its head
 /// refuses them. In a pool without a head they would use up the shares of their senders, and the
 /// latest bundles would find no room.
-async fn wait_for_head(pool: &OrderPool, clock: WallClock) {
+async fn wait_for_head(pool: &OrderPool, server_now: impl Fn() -> SystemTime) {
     let began = Instant::now();
     let mut head = pool.head();
     let mut unchanged_since = began;
@@ -373,7 +381,7 @@ async fn wait_for_head(pool: &OrderPool, clock: WallClock) {
             head = latest;
             unchanged_since = Instant::now();
         }
-        let now = clock.now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = server_now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let head_age_s = head.map(|head| now.as_secs().saturating_sub(head.timestamp));
         let settled_after = match head_age_s {
             None => HEAD_EXPECTED_WITHIN,
@@ -443,7 +451,7 @@ mod tests {
     async fn private_orders_wait_until_the_pool_has_read_its_heads() {
         let pool = pool();
         let began = tokio::time::Instant::now();
-        wait_for_head(&pool, WallClock::default()).await;
+        wait_for_head(&pool, SystemTime::now).await;
         assert!(began.elapsed() >= HEAD_EXPECTED_WITHIN, "the pool may never have a head");
         let writer = pool.clone();
         let heads = tokio::spawn(async move {
@@ -458,7 +466,7 @@ mod tests {
                 writer.on_head(Block::new(head, []));
             }
         });
-        wait_for_head(&pool, WallClock::default()).await;
+        wait_for_head(&pool, SystemTime::now).await;
         assert_eq!(pool.head().map(|head| head.number), Some(9));
         heads.await.expect("no panic");
         // The chain has stopped long ago.
@@ -466,7 +474,7 @@ mod tests {
         let mut head = head(10, 0, 0);
         head.timestamp = 1;
         pool.on_head(Block::new(head, []));
-        wait_for_head(&pool, WallClock::default()).await;
+        wait_for_head(&pool, SystemTime::now).await;
         assert!(began.elapsed() < HEAD_SETTLED_AFTER * 2);
     }
 

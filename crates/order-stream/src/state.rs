@@ -23,7 +23,9 @@ pub enum State {
     /// The stream does not respond, because it has no leader or its server is stopping. The
     /// publisher goes on with one message at a time, after pauses.
     Unavailable,
-    /// The server does not have the stream. See [`ensure_stream`](crate::ensure_stream).
+    /// The server does not have the stream, or a publisher of the private flow found it without
+    /// lifetimes of messages, which earlier versions did not need. See
+    /// [`ensure_stream`](crate::ensure_stream).
     StreamMissing,
     /// The stream accepts no more messages: it is at its limit, or the server's storage is full.
     Full,

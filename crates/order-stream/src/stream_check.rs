@@ -1,8 +1,15 @@
 //! Decides whether a stream still has the messages that it acknowledged to this publisher. Pure.
+//!
+//! The creation time and the first sequence number do not suffice. A stream that was rolled back
+//! keeps both, so the message id at the highest acknowledged sequence number is compared too;
+//! without that, `a_stream_that_was_rolled_back_and_grew_longer_gets_everything_again` fails.
 
 use std::time::{Duration, Instant};
 
-use crate::{clock::ClockOffset, position::Extent};
+use crate::{
+    clock::{ClockOffset, ServerClockReading},
+    position::Extent,
+};
 
 /// A message that the stream has acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +18,8 @@ pub(crate) struct Acknowledged {
     pub(crate) message_id: String,
     /// When it was acknowledged; `None` for a duplicate, whose age is not known.
     pub(crate) stored_at: Option<Instant>,
+    /// How long the stream keeps it; `None` stands for the age of the stream.
+    pub(crate) lifetime: Option<Duration>,
 }
 
 /// What the server reports about the stream.
@@ -27,6 +36,7 @@ pub(crate) struct StreamReport {
     /// returned one.
     pub(crate) id_at_sequence: Option<String>,
     pub(crate) clock_offset: ClockOffset,
+    pub(crate) server_clock: Option<ServerClockReading>,
 }
 
 /// What the publisher knows about the stream from its acknowledgements.
@@ -72,8 +82,9 @@ impl StreamCheck {
         let Some(witness) = &self.witness else { return false };
         let Some(stored_at) = witness.stored_at else { return false };
         let is_gone = witness.sequence < report.extent.first;
+        let kept_for = witness.lifetime.map_or(report.max_age, |own| own.min(report.max_age));
         // A tenth of the age allows for the server's delay.
-        let is_young = now.saturating_duration_since(stored_at) < report.max_age.mul_f64(0.9);
+        let is_young = now.saturating_duration_since(stored_at) < kept_for.mul_f64(0.9);
         is_gone && is_young && !report.is_full
     }
 }
@@ -91,7 +102,7 @@ mod tests {
 
     fn message(sequence: u64, is_new: bool, now: Instant) -> Acknowledged {
         let stored_at = is_new.then_some(now);
-        Acknowledged { sequence, message_id: sequence.to_string(), stored_at }
+        Acknowledged { sequence, message_id: sequence.to_string(), stored_at, lifetime: None }
     }
 
     fn report(check: &StreamCheck, created: i128, first: u64, last: u64) -> StreamReport {
@@ -102,6 +113,7 @@ mod tests {
             highest_when_asked: check.highest.clone(),
             id_at_sequence: None,
             clock_offset: ClockOffset::default(),
+            server_clock: None,
         }
     }
 
@@ -120,8 +132,17 @@ mod tests {
 
     /// Whether a stream whose only message left it `seconds` after its acknowledgement was reset.
     fn is_reset_after(seconds: u64, is_new: bool, is_full: bool) -> bool {
+        is_reset_with_lifetime(seconds, is_new, is_full, None)
+    }
+
+    fn is_reset_with_lifetime(
+        seconds: u64,
+        is_new: bool,
+        is_full: bool,
+        lifetime: Option<Duration>,
+    ) -> bool {
         let (mut check, now) = (StreamCheck::default(), Instant::now());
-        check.on_acknowledged(message(20, is_new, now));
+        check.on_acknowledged(Acknowledged { lifetime, ..message(20, is_new, now) });
         let report = StreamReport { is_full, ..report(&check, 1, 21, 20) };
         check.is_reset(&report, now + Duration::from_secs(seconds))
     }
@@ -132,5 +153,11 @@ mod tests {
         assert!(!is_reset_after(60, true, false), "by age");
         assert!(!is_reset_after(1, true, true), "by size");
         assert!(!is_reset_after(1, false, false), "the age of a duplicate is not known");
+        let with_lifetime = |seconds, lifetime| {
+            is_reset_with_lifetime(seconds, true, false, Some(Duration::from_secs(lifetime)))
+        };
+        assert!(!with_lifetime(20, 20), "by its own lifetime");
+        assert!(with_lifetime(10, 20), "purged before its own lifetime");
+        assert!(!with_lifetime(60, 900), "the stream keeps it for less");
     }
 }

@@ -31,7 +31,11 @@ const MAX_PRIVATE_DUPLICATE_WINDOW: Duration = Duration::from_secs(60);
 pub const DEFAULT_MAX_BYTES: u64 = 1 << 30;
 
 /// The configuration of the stream of a flow.
+///
+/// Make one with [`Self::new`] and then set its fields: the struct gets more fields in
+/// later versions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(from = "OptionalFields"))]
 pub struct StreamConfig {
     /// Which orders the stream stores.
@@ -116,8 +120,8 @@ impl From<OptionalFields> for StreamConfig {
 ///
 /// # Errors
 /// The configuration is out of bounds, no server can be reached, or the server rejects the stream:
-/// there are too few servers for the replicas, there is no storage left, or another stream has the
-/// subjects.
+/// there are too few servers for the replicas, there is no storage left, another stream has the
+/// subjects, or the server is older than 2.11.
 pub async fn ensure_stream(
     server: &ServerConfig,
     config: &StreamConfig,
@@ -138,12 +142,24 @@ pub async fn ensure_stream(
             Flow::Private => config.max_age.min(MAX_PRIVATE_DUPLICATE_WINDOW),
         },
         num_replicas: config.replicas,
+        allow_message_ttl: has_lifetimes(config.flow),
         ..Config::default()
     };
-    match connection.context.create_or_update_stream(stream_config).await {
-        Ok(_) => Ok(()),
-        Err(error) => Err(StreamError::Stream { stream, source: Box::new(error) }),
+    let stored = match connection.context.create_or_update_stream(stream_config).await {
+        Ok(info) => info.config,
+        Err(error) => return Err(StreamError::Stream { stream, source: Box::new(error) }),
+    };
+    // Servers ignore options that they do not know.
+    if has_lifetimes(config.flow) && !stored.allow_message_ttl {
+        return Err(StreamError::ServerTooOld { stream });
     }
+    Ok(())
+}
+
+/// Whether messages of a flow have lifetimes of their own, so that they do not leave the stream in
+/// the order in which they were stored.
+pub(crate) const fn has_lifetimes(flow: Flow) -> bool {
+    matches!(flow, Flow::Private)
 }
 
 /// Returns the name of the stream of a flow: `MEMPOOL_<chain>_PUBLIC` or `MEMPOOL_<chain>_PRIVATE`.

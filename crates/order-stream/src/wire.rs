@@ -1,13 +1,14 @@
 //! The binary encoding of the messages: a version, a kind, and raw transactions in EIP-2718 form.
 //!
 //! A message begins with its version and its kind, one byte each. Integers are big-endian, ages are
-//! in nanoseconds, lists begin with their length, and a byte before an optional field says whether
-//! the field is present. Each record has exactly one encoding, so a decoded message encodes to the
-//! same bytes again.
+//! in nanoseconds, times in microseconds since the Unix epoch, lists begin with their length, and a
+//! byte before an optional field says whether the field is present. Each record has exactly one
+//! encoding, so a decoded message encodes to the same bytes again.
 //!
-//! The clocks of machines differ, so a message carries no time. It carries its age when it was
-//! sent. A reader subtracts the age from the time at which the server stored the message, so all
-//! readers compute the same time ([`Decoded::stream_time`]).
+//! The clocks of machines differ, so a message carries no time of its machine that is compared with
+//! others. It carries its age when it was sent, and the time of the server's clock before which it
+//! was sent. A reader subtracts the age from the earlier of this time and the time at which the
+//! server stored the message, so all readers compute the same time ([`Decoded::stream_time`]).
 
 // This module reads bytes from outside, which must not cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -31,12 +32,18 @@ use order_pool::{
 use self::bytes::Reader;
 pub use self::records::HeadRecord;
 
-/// The version of the encoding. A decoder refuses every other.
-pub const VERSION: u8 = 2;
+/// The version of the encoding. A decoder refuses every other, so when it changes, stop all
+/// machines of a fleet and purge the streams.
+pub const VERSION: u8 = 3;
 
 /// The longest message that is decoded, in bytes: the highest `max_payload` that the NATS server
 /// recommends.
 pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
+
+/// The longest time between sending and storing that is believed. A publisher leaves a server that
+/// is silent for four seconds. If the time seems longer, the server's clock was probably set, or
+/// another server with another clock leads the stream now.
+const MAX_TRANSIT: Duration = Duration::from_secs(10);
 
 const KIND_TX: u8 = 1;
 const KIND_BUNDLE: u8 = 2;
@@ -63,17 +70,25 @@ pub struct PublisherTime {
     /// messages of one machine about one key, and has no meaning for messages of other machines.
     /// It is 0 for messages that can neither replace nor cancel others.
     pub local_micros: u64,
+    /// A time of the server's clock before which the message was sent, by no more than a round
+    /// trip; `None` if the publisher does not know the server's clock. The server may store
+    /// the message much later, if it or the connection hangs meanwhile.
+    pub sent_before: Option<SystemTime>,
 }
 
 impl PublisherTime {
     /// Returns the time of a transaction that has waited in its publisher's pool for `age`.
     #[must_use]
     pub fn of_transaction(tx: &Transaction, age: Duration) -> Self {
-        Self { age, local_micros: micros(tx.first_seen()) }
+        Self { age, local_micros: micros(tx.first_seen()), sent_before: None }
     }
 
     fn stream_time(&self, stored_at: SystemTime) -> SystemTime {
-        stored_at.checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH)
+        let is_plausible = |sent_before: &SystemTime| {
+            stored_at.duration_since(*sent_before).is_ok_and(|transit| transit <= MAX_TRANSIT)
+        };
+        let sent_at = self.sent_before.filter(is_plausible).unwrap_or(stored_at);
+        sent_at.checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 
@@ -90,7 +105,8 @@ pub struct Decoded {
     pub record: Record,
     /// The time as the publisher reports it.
     pub publisher_time: PublisherTime,
-    /// The time at which the server stored the message, less its age. All readers compute the same.
+    /// The time of the server's clock at which the message was sent, less its age. All readers
+    /// compute the same.
     pub stream_time: SystemTime,
 }
 
@@ -221,10 +237,10 @@ impl Record {
 
 /// Encodes a pooled transaction.
 ///
-/// The encoding consists of origin, age, sender and holder, in 30 to 50 bytes, the local time
-/// unless a node has announced the transaction, the terms of a private transaction, and then the
-/// transaction in EIP-2718 form with its sidecar. A transaction that a node has announced is
-/// encoded as announced, whoever sent it first, and without terms. The message id is its hash.
+/// The encoding consists of origin, age, time of sending, sender and holder, in 38 to 75 bytes, the
+/// local time unless a node has announced the transaction, the terms of a private transaction, and
+/// then the transaction in EIP-2718 form with its sidecar. A transaction that a node has announced
+/// is encoded as announced, whoever sent it first, and without terms. The message id is its hash.
 #[must_use]
 pub fn encode_transaction(tx: &Transaction, age: Duration) -> Encoded {
     let publisher_time = PublisherTime::of_transaction(tx, age);

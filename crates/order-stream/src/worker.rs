@@ -6,7 +6,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -15,6 +15,7 @@ use std::{
 
 use load_control::Backoff;
 use metrics::Gauge;
+use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use tokio::{
     runtime::Runtime,
@@ -35,7 +36,7 @@ const BACKOFF: Backoff = Backoff { base: Duration::from_millis(250), cap: Durati
 
 /// The same while a server can be reached but its stream cannot be used. It is shorter, because
 /// orders wait for the stream.
-pub(crate) const CONNECTED_BACKOFF: Backoff =
+const CONNECTED_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(1) };
 
 /// A connection that has lasted this long resets the backoff.
@@ -208,6 +209,8 @@ impl Status {
         }
     }
 
+    /// Reports the offset in seconds, positive if this machine's clock is ahead; 0 if the server
+    /// sends no time. Warns each time it becomes large.
     pub(crate) fn record_clock_offset(&self, offset: ClockOffset) {
         let offset_seconds = offset.seconds();
         self.clock_offset_gauge.set(offset_seconds);
@@ -254,14 +257,9 @@ enum Unstored {
 }
 
 impl UnstoredSince {
-    fn lock(&self) -> MutexGuard<'_, Unstored> {
-        // Nothing panics while it is locked.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Something waits, or nothing can be stored. The time runs from now unless it runs already.
     pub(crate) fn begin(&self, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if matches!(*state, Unstored::No) {
             *state = Unstored::Since(now);
         }
@@ -269,22 +267,22 @@ impl UnstoredSince {
 
     /// The stream has stored something. The time starts again for messages that still wait.
     pub(crate) fn restart(&self, now: Instant) {
-        *self.lock() = Unstored::Since(now);
+        *self.0.lock() = Unstored::Since(now);
     }
 
     /// The stream has everything.
     pub(crate) fn end(&self) {
-        *self.lock() = Unstored::No;
+        *self.0.lock() = Unstored::No;
     }
 
     /// The worker has ended, so nothing will be stored any more.
     fn close(&self) {
-        *self.lock() = Unstored::Always;
+        *self.0.lock() = Unstored::Always;
     }
 
     /// Returns for how long nothing was stored; `None` if the stream has everything.
     pub(crate) fn duration(&self) -> Option<Duration> {
-        match *self.lock() {
+        match *self.0.lock() {
             Unstored::Always => Some(Duration::MAX),
             Unstored::Since(begin) => Some(begin.elapsed()),
             Unstored::No => None,

@@ -116,7 +116,7 @@ impl LongCall<'_> {
     /// Makes the call over a new WebSocket connection.
     async fn call_over_websocket(&self) -> Result<impl Read + Send + use<>, SnapshotError> {
         let connection =
-            Connection::open_for(self.endpoint, self.max_bytes, self.time_limit).await?;
+            Connection::open_with(self.endpoint, self.max_bytes, self.time_limit).await?;
         let params = RawValue::from_string(self.params.to_owned());
         let params = params.map_err(|_| SnapshotError::NotAPool)?;
         let called = connection.call(self.method, params, self.time_limit).await;

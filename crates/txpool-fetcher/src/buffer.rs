@@ -31,6 +31,11 @@ impl<T> Buffer<T> {
         self.changed.notify_one();
     }
 
+    /// Removes all items.
+    pub(crate) fn clear(&self) {
+        lock(&self.items).clear();
+    }
+
     /// Waits for the oldest item and removes it.
     ///
     /// # Cancel safety

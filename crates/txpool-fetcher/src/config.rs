@@ -127,7 +127,7 @@ pub enum Announcements {
     /// lost, both are opened again.
     ///
     /// A node that refuses the subscription to objects is not used. If a node announces hashes on
-    /// that subscription, these are requested.
+    /// that subscription, the fetcher requests their transactions.
     Full,
     /// [`Full`](Self::Full) if the node supports it, otherwise [`Hashes`](Self::Hashes): that is,
     /// if the node refuses the subscription to objects, or if its first announced object is a hash.
@@ -198,9 +198,10 @@ pub struct FetcherConfig {
     /// node that responds slowly needs more: the highest rate is slots ÷ response time.
     ///
     /// With `n` ≥ 2 sources, at most `1/n` of the slots are in flight at one node, and the hashes
-    /// that one source announced hold at most `(2n - 1) / (2n (n - 1))` of them, so that sources
-    /// that do not respond leave slots to those that do. A node that is overloaded gets fewer
-    /// requests: [`SourceStatus::fetch_limit`](crate::SourceStatus::fetch_limit).
+    /// that one source announced hold at most `(2n - 1) / (2n (n - 1))` of the slots: 3/4 with two
+    /// sources, 5/12 with three. So even if all sources but one do not respond, `1/2n` of the slots
+    /// are left for the one that does. A node that is overloaded gets fewer requests:
+    /// [`SourceStatus::fetch_limit`](crate::SourceStatus::fetch_limit).
     pub fetch_slots: usize,
     /// The number of bytes of responses in flight above which further fetches wait, 1 MiB to 4 GiB,
     /// by default [`DEFAULT_MAX_BYTES_IN_FLIGHT`]. It bounds the host's memory.
@@ -224,10 +225,13 @@ pub struct FetcherConfig {
     /// (default) for no limit. For a host that restarts itself, or fails over, when its node is
     /// gone.
     pub reconnect_limit: Option<u32>,
-    /// Time between two audits, which compare a node's pool with the fetcher's, 1 ms to a year, by
-    /// default [`DEFAULT_AUDIT_INTERVAL`]; `None` for no audits. A longer interval costs the node
-    /// less, and finds missing transactions later. Without audits a transaction whose fetch failed
-    /// stays missing, and its gap open, until the comparison for another gap.
+    /// Time between two audits, which compare a node's pool with the hashes that the fetcher has
+    /// seen: 1 ms to a year, by default [`DEFAULT_AUDIT_INTERVAL`]; `None` for no audits. A longer
+    /// interval costs the node less, and finds missing transactions later. Without audits, a
+    /// transaction whose fetch failed stays missing, and the gap in [`SourceStatus::gaps`] open,
+    /// until the pools are compared for another reason, for instance after a reconnect.
+    ///
+    /// [`SourceStatus::gaps`]: crate::SourceStatus::gaps
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub audit_interval: Option<Duration>,
     /// The part of the node's pool that is fetched at start-up and after gaps; by default the
@@ -249,7 +253,8 @@ pub struct FetcherConfig {
 }
 
 impl FetcherConfig {
-    /// Makes a configuration with these sources and the default of every other field.
+    /// Makes a configuration with these sources and the default of every other field. Nothing is
+    /// checked: see [`Self::validate`].
     #[must_use]
     pub fn new(sources: impl IntoIterator<Item = Endpoint>) -> Self {
         Self {

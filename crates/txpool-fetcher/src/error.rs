@@ -387,10 +387,11 @@ impl CallError {
             // The response may only be late, and another connection may work.
             Self::Timeout(_) | Self::ConnectionLost => true,
             Self::Unreadable { .. } => false,
-            // The node cannot parse the request or does not know the method. All other codes may be
-            // temporary: -32005 limit exceeded, -32009 and -32603 busy or internal, and -32000,
-            // which geth uses for everything, also for `transaction indexing is in progress`.
-            Self::Rpc { code, .. } => !matches!(code, -32700 | -32600 | -32601 | -32602),
+            // The node cannot parse the request or does not have the method, for which EIP-1474 has
+            // -32004 too. All other codes may be temporary: -32005 limit exceeded, -32009 and
+            // -32603 busy or internal, and -32000, which geth uses for everything, also for
+            // `transaction indexing is in progress`.
+            Self::Rpc { code, .. } => !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004),
         }
     }
 

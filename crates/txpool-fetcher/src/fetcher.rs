@@ -1,13 +1,20 @@
 //! The public owner of a running fetcher: starts it, supervises it, and stops it.
+//!
+//! # Locks
+//! | lock | taken by | for how long |
+//! |---|---|---|
+//! | feed | `mempool-io` at its end, the end of the [`Fetcher`] | to take the guard out |
 
 use std::{
+    any::Any,
     fmt, io,
     ops::Deref,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use load_control::{build_runtime, within};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{mpsc, watch},
@@ -30,12 +37,16 @@ use crate::{
     outcome::Counts,
     sink::{SinkCaller, TransactionSink},
     source::{Changes, Inbox, Parts, Source, SourceShared},
-    sync::OnDrop,
+    sync::{OnDrop, lock},
     tasks::Tasks,
 };
 
 /// How long an end without a deadline of the host waits for calls of the sink.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long before the host's deadline the fetcher's own wait ends, at most, so that the host still
+/// learns the reason.
+const REPORT_TIME: Duration = Duration::from_millis(50);
 
 /// Why a fetcher has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +70,9 @@ pub struct FetcherEnd {
     pub reason: EndReason,
     /// The final counts.
     pub counts: Counts,
-    /// Whether all threads and tasks had ended by the deadline.
+    /// Whether all threads and tasks had ended by the deadline. Also false if the thread of the
+    /// sockets did not report its end by then, because it is blocked or gone, as after a fork of
+    /// the process. Then the reason is [`EndReason::Stopped`].
     pub ended: bool,
 }
 
@@ -73,6 +86,23 @@ pub struct Fetcher {
     /// How long the end waits for calls of the sink.
     deadline: watch::Sender<Duration>,
     stop: CancellationToken,
+    feed: Arc<Feed>,
+}
+
+/// The guard of [`TransactionSink::feed`], until the feed has ended.
+///
+/// The thread of the sockets ends it, and the [`Fetcher`] in case that thread is blocked or gone.
+/// The guard is code of the host, so it is dropped after the lock is released.
+struct Feed(Mutex<Option<Box<dyn Any + Send>>>);
+
+impl Feed {
+    fn end(&self) {
+        let guard = lock(&self.0).take();
+        // The guard is gone, and nothing else of it is used.
+        if catch_unwind(AssertUnwindSafe(|| drop(guard))).is_err() {
+            tracing::error!("the guard of the sink's feed panicked when it was dropped");
+        }
+    }
 }
 
 impl Fetcher {
@@ -132,6 +162,7 @@ impl Fetcher {
         let tasks = Arc::new(Tasks::new(io.handle().clone(), stop.clone()));
         let requires_node = config.start == StartPolicy::RequireNode;
         let reads_nonces = sink.wants_nonces();
+        let feed = Arc::new(Feed(Mutex::new(Some(Box::new(sink.feed())))));
         let context = Arc::new(Context {
             hashes: Arc::clone(&hashes),
             connections: RequestConnections::new(source_count),
@@ -165,6 +196,9 @@ impl Fetcher {
         let parts = Parts { context: Arc::clone(&context), fetch, chain };
         let sources: Arc<[_]> = sources.into();
         let inboxes = sources.iter().cloned().zip(inboxes).collect();
+        let ended_feed = Arc::clone(&feed);
+        // Also after a panic, or if the thread cannot be started.
+        let ends_feed = OnDrop(move || ended_feed.end());
         let run = move || {
             let _ends_queue = ends_queue;
             let end = io.block_on(async {
@@ -174,6 +208,7 @@ impl Fetcher {
             // The sink is dropped here, outside of the runtime and before the end is reported,
             // unless a call of it has not returned.
             drop(context);
+            drop(ends_feed);
             // The error means that the `Fetcher` and its handles were dropped.
             let _ = end_tx.send(Some(end));
             // Dropping the runtime would wait for blocking calls.
@@ -182,7 +217,7 @@ impl Fetcher {
         let thread = std::thread::Builder::new().name("mempool-io".into());
         thread.spawn(run).map_err(|error| not_started("mempool-io", error))?;
         let handle = FetcherHandle { sources, hashes, deferral, changes, end };
-        let fetcher = Self { handle, deadline, stop };
+        let fetcher = Self { handle, deadline, stop, feed };
         if requires_node && let Err(error) = fetcher.first_connected().await {
             fetcher.begin_stop(DEFAULT_DEADLINE);
             return Err(error);
@@ -197,16 +232,23 @@ impl Fetcher {
         &self.handle
     }
 
-    /// Stops the fetcher and waits for its end for at most `deadline`. Afterwards no thread or task
-    /// of the fetcher is left, except threads whose call of the sink or of a pool in this process
-    /// has not returned yet. The transactions in those calls stay counted as unfinished, and chain
-    /// events that the sink has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
+    /// Stops the fetcher and waits for its end for at most `deadline`, whatever has happened to its
+    /// threads. Afterwards no thread or task of the fetcher is left, except threads whose call of
+    /// the sink or of a pool in this process has not returned yet. The transactions in those calls
+    /// stay counted as unfinished, and chain events that the sink has not taken are dropped
+    /// (`mempool_fetcher_sink_dropped_total`).
     ///
     /// # Cancel safety
     /// The stop continues if the future is dropped.
     pub async fn shutdown(self, deadline: Duration) -> FetcherEnd {
-        self.begin_stop(deadline);
-        let (reason, ended) = self.end().await;
+        self.begin_stop(deadline - REPORT_TIME.min(deadline / 10));
+        let (reason, ended) = within(deadline, self.end()).await.unwrap_or_else(|| {
+            tracing::error!(
+                ?deadline,
+                "the fetcher's thread `mempool-io` has not ended by the deadline: it is blocked or gone"
+            );
+            (EndReason::Stopped, false)
+        });
         FetcherEnd { reason, counts: self.counts(), ended }
     }
 
@@ -239,6 +281,8 @@ impl Drop for Fetcher {
             );
         }
         self.stop.cancel();
+        // At once, because the threads may be blocked or gone.
+        self.feed.end();
     }
 }
 
@@ -258,47 +302,14 @@ pub(crate) fn not_started(thread: &'static str, error: io::Error) -> StartError 
     StartError::Thread { thread, error }
 }
 
-/// How long the start of one thread may take before it counts as refused.
-const THREAD_START_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Makes the runtime of the fetcher, with one thread for tasks, and threads for work that may
 /// block.
-///
-/// All blocking threads are started here, and none ends before the runtime, so no later work
-/// depends on the start of a thread: at the limit of processes, tokio would panic then.
 fn start_runtime(sources: usize) -> io::Result<Runtime> {
     // The blocking threads read full blocks for their nonces, look up WebSocket hosts, and read up
     // to two lists of each source's pool at the same time.
     let threads = 2 + 2 * sources;
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .thread_name("mempool-blocks")
-        .max_blocking_threads(threads)
-        .thread_keep_alive(Duration::MAX)
-        .build()?;
-    // Each job waits for its release, so each needs a thread of its own. At the limit of threads tokio
-    // panics, or keeps the job until a thread is free, which then never reports.
-    let (release, released) = crossbeam_channel::bounded::<()>(0);
-    let (started, starts) = crossbeam_channel::unbounded();
-    for _ in 0..threads {
-        let (released, started) = (released.clone(), started.clone());
-        let job = move || {
-            // Fails if the start has given up.
-            let _ = started.send(());
-            // Nothing is ever sent: the error is the release.
-            let _ = released.recv();
-        };
-        let spawned = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(job))));
-        if spawned.is_err() || starts.recv_timeout(THREAD_START_TIMEOUT).is_err() {
-            // Releases the threads that were started. To drop the runtime would wait for them, which
-            // panics on the host's runtime.
-            drop(release);
-            runtime.shutdown_background();
-            return Err(io::Error::other("the limit of threads is reached"));
-        }
-    }
-    drop(release);
-    Ok(runtime)
+    let mut builder = Builder::new_current_thread();
+    build_runtime(builder.enable_all().thread_name("mempool-blocks"), threads)
 }
 
 /// The root of the task tree: runs the sources and the followers of their heads until the fetcher

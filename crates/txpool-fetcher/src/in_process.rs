@@ -17,7 +17,7 @@
 //! # Locks
 //! | lock | taken by | for how long |
 //! |---|---|---|
-//! | stream of announcements | its thread; `mempool-io` while a transaction blocks that thread | a poll of the stream, and to take in its hash |
+//! | stream of announcements | its thread; `mempool-io` while a transaction blocks that thread | a poll of the stream, and the entry of its hash |
 
 use std::{
     panic::AssertUnwindSafe,
@@ -294,7 +294,7 @@ impl Announcements {
         }
     }
 
-    /// Polls the stream, and takes in its hash. `None` if the thread is not blocked.
+    /// Polls the stream, and lets its hash enter. `None` if the thread is not blocked.
     fn next_if_blocked(&self) -> Option<Poll<Option<PoolAnnouncement>>> {
         // A thread that is no longer blocked polls the stream again after this, so its waker is the
         // last one that the stream gets.

@@ -122,8 +122,10 @@ load_control::metric_set! {
     }
 }
 
+/// The functions of the sink whose panics are counted.
 const CALLS: [&str; 8] =
     ["deliver", "head", "nonces", "vanished", "listed", "unlisted", "reset", "holding"];
+/// The kinds of events that the sink's queue may drop, and `mined` for hashes of dropped blocks.
 const EVENTS: [&str; 7] = ["head", "nonces", "vanished", "listed", "unlisted", "reset", "mined"];
 
 /// Counts a comparison. The handle is looked up each time, so that only combinations of labels that

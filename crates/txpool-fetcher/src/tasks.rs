@@ -40,6 +40,8 @@ impl Tasks {
     /// Spawns a task that a stop drops. Can be called on threads outside of the runtime too.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
+        // Boxed, because a future that holds another one, and runs it, is twice as large.
+        let work = Box::pin(work);
         let work = async move {
             // `None` if the fetcher has stopped: the task has nothing to return.
             stop.run_until_cancelled(work).await;

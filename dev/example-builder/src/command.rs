@@ -204,8 +204,9 @@ fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
     if let Some(path) = &args.blocklist {
         return Ok(SharedBlocklist::open(path, BlocklistConfig::default(), now)?);
     }
+    let mut config = BlocklistConfig::default();
     // This list is part of the program, so it does not become stale.
-    let config = BlocklistConfig { max_age: None, ..BlocklistConfig::default() };
+    config.max_age = None;
     let text: String = listed().iter().map(|address| format!("{address}\n")).collect();
     Ok(SharedBlocklist::new(text.as_bytes(), now, config, now)?)
 }
@@ -231,11 +232,12 @@ impl Feed {
         let mut sources = Vec::new();
         for (name, flow, urls) in flows {
             let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
-            let root_certificates = args.nats_ca.clone();
-            let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
-            let config = SourceConfig::new(server, chain_id, machine);
+            let mut server = ServerConfig::cluster(urls);
+            server.root_certificates = args.nats_ca.clone();
+            let mut config = SourceConfig::new(server, chain_id, machine);
+            config.flow = flow;
             // The pool has no node of its own, so it learns from the fleet which orders were mined.
-            let config = SourceConfig { flow, heads: true, ..config };
+            config.heads = true;
             sources.push((name, Source::start(&pool, config)?));
         }
         Ok(Self::Fleet { pool, upkeep, sources })

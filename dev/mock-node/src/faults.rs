@@ -44,6 +44,9 @@ pub enum Fault {
     /// The next connections that subscribe get the response and are then closed, without any
     /// notification.
     CloseAfterSubscribe { connections: u32 },
+    /// The next subscriptions to transactions are accepted and get no notification, while those to
+    /// heads do.
+    SilenceSubscriptions { subscriptions: u32 },
     /// Open connections are neither read nor written for a while; then all queued messages are
     /// sent.
     Stall { target: Target, time: Duration },
@@ -172,8 +175,8 @@ impl BadAnswer {
 }
 
 impl Fault {
-    /// One fault of every kind that a plan draws, with values of the usual size. The last three
-    /// kinds of the enum are injected by tests alone.
+    /// One fault of every kind that a plan draws, with values of the usual size. Tests alone inject
+    /// the other kinds.
     pub fn all() -> Vec<Self> {
         let short = Duration::from_millis(500);
         let mut all = vec![
@@ -304,6 +307,7 @@ impl FaultPlan {
 pub(crate) struct Armed {
     pub(crate) close_on_accept: u32,
     pub(crate) close_after_subscribe: u32,
+    pub(crate) silence_subscriptions: u32,
     pub(crate) drop_notifications: u32,
     pub(crate) drop_objects: u32,
     pub(crate) duplicate: u32,

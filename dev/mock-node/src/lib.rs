@@ -33,6 +33,7 @@
 //! | connections are not read or written, for a while or for ever | [`Fault::Stall`], [`Fault::GoDead`] |
 //! | requests get no answer while announcements continue: all, or those of one method | [`Quirks::is_mute`], [`Quirks::methods`] |
 //! | announcements of hashes, objects or heads stop while requests are answered | [`Quirks::silent`] |
+//! | new subscriptions to transactions get no notification | [`Fault::SilenceSubscriptions`] |
 //! | a subscription ends on an open connection, with or without a notification | [`Fault::EndSubscriptions`] |
 //! | announcements are lost, repeated, or come in bursts | [`Fault::DropNotifications`], [`Fault::DropObjects`], [`Fault::Duplicate`], [`Fault::Burst`] |
 //! | whole transactions are refused, announced as hashes, or dropped in runs | [`NodeConfig::full_objects`] |

@@ -65,14 +65,13 @@ impl Node {
 
 /// The configuration of a pool with room for all transactions of a run.
 pub fn roomy() -> PoolConfig {
-    PoolConfig {
-        max_txs: 600_000,
-        max_tx_bytes: 4 << 30,
-        max_external_txs: 600_000,
-        max_external_tx_bytes: 4 << 30,
-        tx_retention: Duration::from_secs(3600),
-        ..PoolConfig::default()
-    }
+    let mut config = PoolConfig::default();
+    config.max_txs = 600_000;
+    config.max_tx_bytes = 4 << 30;
+    config.max_external_txs = 600_000;
+    config.max_external_tx_bytes = 4 << 30;
+    config.tx_retention = Duration::from_secs(3600);
+    config
 }
 
 /// Starts a fetcher into a new pool, and waits until it is live.

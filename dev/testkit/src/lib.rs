@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | [`process`] | | runs the current program as a child process in another role |
 //! | [`command`] | | runs a command under test in its own process, which a signal may end |
+//! | [`threads`] | | a test on a machine where no further thread can be started |
 //! | [`usage`] | | CPU time, memory, and a clock that is the same in all processes |
 //! | [`figures`] | | medians, spreads, tables and goals of benches |
 //! | [`mod@bench`] | | the arguments of benches, and their pace |
@@ -16,6 +17,8 @@
 //! | `sign` | `ingest` | transactions that a test makes |
 //! | `http` | `ingest` | a client of the RPC server |
 //! | `member` | `fleet` | a machine or a builder of a fleet in a child process |
+//!
+//! [`configured`] changes the fields of a configuration.
 #![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
 pub mod bench;
@@ -38,4 +41,12 @@ pub mod process;
 pub mod sign;
 #[cfg(feature = "state")]
 pub mod state;
+pub mod threads;
 pub mod usage;
+
+/// Changes fields of a configuration, which is `#[non_exhaustive]` and therefore cannot be made by
+/// a literal outside of its crate.
+pub fn configured<Config>(mut config: Config, change: impl FnOnce(&mut Config)) -> Config {
+    change(&mut config);
+    config
+}

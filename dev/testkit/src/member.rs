@@ -20,7 +20,7 @@ use futures::StreamExt as _;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderPool, OrderRpcConfig,
     PoolConfig,
-    load_control::{GateConfig, Limit},
+    load_control::Limit,
     order_pool::{Event, Order, Origin, Transaction, Upkeep, UpkeepConfig},
     txpool_fetcher::{Announcements, Endpoint, SourceState, StartPolicy},
 };
@@ -76,6 +76,10 @@ const REMEMBERED_BYTES: usize = 96;
 /// The most accepted orders that the pool remembers, and the most bytes of each.
 const MOST_ACCEPTED: usize = 1 << 20;
 const ACCEPTED_BYTES: usize = 24;
+
+/// How long a small pool keeps what no node lists: longer than the time between two comparisons, in
+/// which an unlisted transaction may be listed again.
+const RETENTION: Duration = Duration::from_secs(35);
 
 /// How long each part may take to stop.
 const STOPPED: Duration = Duration::from_secs(5);
@@ -177,8 +181,13 @@ pub struct Report {
     pub threads: usize,
     /// Whether the source of each node is live.
     pub live_sources: Vec<bool>,
-    /// Whether all sources and publishers are live.
+    /// Whether each source says that its node announces whole transactions.
+    pub has_objects: Vec<bool>,
+    /// Whether all sources are live, and all publishers say that they are ready.
     pub is_ready: bool,
+    /// For each publisher, how many messages the stream has acknowledged, and how many wait for
+    /// that.
+    pub published: Vec<(u64, u64)>,
     /// The blob transactions that the builder has with the proofs of EIP-4844.
     pub old_sidecars: Vec<B256>,
 }
@@ -402,7 +411,10 @@ async fn subscribe(servers: &[String], view: Arc<Mutex<View>>) -> Result<Client,
 async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failure> {
     let mut pool = if config.setup == Setup::Roomy { roomy() } else { PoolConfig::default() };
     if config.setup == Setup::Small {
-        pool.tx_retention = Duration::from_mins(5);
+        // Builders of a fleet keep what no node lists until the end of a run; other members keep
+        // for longer than this what a node lists.
+        pool.tx_retention =
+            if config.nodes.is_empty() { Duration::from_mins(5) } else { RETENTION };
         (pool.max_external_txs, pool.max_bundles, pool.max_cancellations) = (CAP, CAP, CAP);
         pool.log_bytes = LOG_BYTES;
     }
@@ -427,7 +439,7 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
         fetcher.chain_id = Some(DEV_CHAIN_ID);
         let mut host = IngestConfig::new(fetcher, pool);
         if config.setup == Setup::NoGate {
-            host.gate = GateConfig { requests: Limit::Unlimited, ..GateConfig::default() };
+            host.gate.requests = Limit::Unlimited;
         }
         if config.setup == Setup::NodeAdmission {
             host.node_admission = Some(NodeAdmissionConfig::default());
@@ -435,11 +447,9 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
         let mut ingest = Ingest::start(host).await?;
         if let Some(known) = &config.rpc {
             let known: HashSet<Address> = known.iter().copied().collect();
-            let rpc = OrderRpcConfig {
-                trusted_proxies: config.trusted_proxies.clone(),
-                trusted_fronts: config.trusted_fronts.clone(),
-                ..OrderRpcConfig::new(DEV_CHAIN_ID)
-            };
+            let mut rpc = OrderRpcConfig::new(DEV_CHAIN_ID);
+            rpc.trusted_proxies = config.trusted_proxies.clone();
+            rpc.trusted_fronts = config.trusted_fronts.clone();
             ingest.start_rpc_with(rpc, |host| {
                 host.with_known_signers(move |signer| known.contains(&signer))
             })?;
@@ -454,14 +464,16 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
         }
         if !config.publishes_to.is_empty() {
             let server = ServerConfig::cluster(&config.publishes_to);
-            let publisher = PublisherConfig::new(server, DEV_CHAIN_ID, &config.name);
-            let publisher = PublisherConfig { flow, heads: config.has_heads, ..publisher };
+            let mut publisher = PublisherConfig::new(server, DEV_CHAIN_ID, &config.name);
+            publisher.flow = flow;
+            publisher.heads = config.has_heads;
             parts.publishers.push(Publisher::start(pool, publisher)?);
         }
         if !config.reads_from.is_empty() {
             let server = ServerConfig::cluster(&config.reads_from);
-            let source = SourceConfig::new(server, DEV_CHAIN_ID, &config.name);
-            let source = SourceConfig { flow, heads: flow == Flow::Public, ..source };
+            let mut source = SourceConfig::new(server, DEV_CHAIN_ID, &config.name);
+            source.flow = flow;
+            source.heads = flow == Flow::Public;
             parts.sources.push(Source::start(pool, source)?);
         }
     }
@@ -591,8 +603,15 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     (report.open_files, report.threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
     let sources = fetcher.map(|fetcher| fetcher.status()).unwrap_or_default();
     report.live_sources = sources.iter().map(|source| source.state == SourceState::Live).collect();
+    let has_objects = |announcements| announcements == Announcements::Full;
+    report.has_objects = sources.iter().map(|source| has_objects(source.announcements)).collect();
+    let published = parts.publishers.iter().map(|publisher| {
+        let stats = publisher.stats();
+        (stats.stored + stats.duplicate, stats.unfinished)
+    });
+    report.published = published.collect();
     report.is_ready = report.live_sources.iter().all(|is_live| *is_live)
-        && parts.publishers.iter().all(|publisher| publisher.state() == State::Live);
+        && parts.publishers.iter().all(|publisher| publisher.readiness()());
     report
 }
 

@@ -2,17 +2,15 @@
 //! second one would take the majority.
 
 use std::{
-    fs::{self, File},
-    io::{self, Write as _},
+    io,
     net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     time::{Duration, Instant},
 };
 
 use mock_node::DEV_CHAIN_ID;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
-use testkit::devnet::{NatsCluster, NatsConfig};
+use testkit::devnet::{Disk, NatsCluster, NatsConfig};
 
 use crate::{link::Link, run::Failure};
 
@@ -22,50 +20,54 @@ const SERVERS: usize = 3;
 /// minutes stores.
 const DISK_MIB: usize = 256;
 
-/// The file that fills a disk.
-const FILLER: &str = "filler";
-
 pub(crate) struct Fleet {
     cluster: NatsCluster,
-    /// Between the members and the servers.
-    links: Vec<Link>,
+    /// From each member to each server.
+    links: Vec<Vec<Link>>,
     /// The server that a fault strikes at present.
     struck: Option<usize>,
     /// Unmounted after the cluster has ended.
     disks: Vec<Disk>,
 }
 
-/// A disk of a server: a file system of a bounded size, in memory.
-struct Disk(PathBuf);
-
 impl Fleet {
-    /// Starts the servers with their streams. With `has_disks` each has a disk of its own, for
-    /// which this process needs the right to mount.
-    pub(crate) async fn start(folder: &Path, has_disks: bool) -> Result<Self, Failure> {
+    /// Starts the servers with their streams, and the links of so many members. With `has_disks`
+    /// each server has a disk of its own, for which this process needs the right to mount.
+    pub(crate) async fn start(
+        folder: &Path,
+        members: usize,
+        has_disks: bool,
+    ) -> Result<Self, Failure> {
         let mut disks = Vec::new();
         for server in 1..=if has_disks { SERVERS } else { 0 } {
-            disks.push(Disk::mount(folder.join(format!("nats-{server}")))?);
+            let disk = Disk::mount(folder.join(format!("nats-{server}")), DISK_MIB);
+            disks.push(disk.map_err(|error| format!("{error}, or omit `--hazards servers`"))?);
         }
         let cluster = NatsCluster::start(folder, SERVERS, &NatsConfig::default());
         let cluster = cluster.map_err(|error| format!("this world has a fleet: {error}"))?;
         let urls = cluster.urls();
         for flow in [Flow::Public, Flow::Private] {
-            let stream = StreamConfig { replicas: 3, ..StreamConfig::new(flow, DEV_CHAIN_ID) };
+            let mut stream = StreamConfig::new(flow, DEV_CHAIN_ID);
+            stream.replicas = 3;
             ensure_stream(&ServerConfig::cluster(&urls), &stream).await?;
         }
         let mut links = Vec::new();
-        for url in &urls {
-            let server: SocketAddr = url.trim_start_matches("nats://").parse()?;
-            let link = Link::open(Duration::ZERO).await?;
-            link.change(|state| state.server = Some(server));
-            links.push(link);
+        for _ in 0..members {
+            let mut links_of_member = Vec::new();
+            for url in &urls {
+                let server: SocketAddr = url.trim_start_matches("nats://").parse()?;
+                let link = Link::open(Duration::ZERO).await?;
+                link.change(|state| state.server = Some(server));
+                links_of_member.push(link);
+            }
+            links.push(links_of_member);
         }
         Ok(Self { cluster, links, struck: None, disks })
     }
 
-    /// Returns where the members reach the servers.
-    pub(crate) fn urls(&self) -> Vec<String> {
-        self.links.iter().map(|link| format!("nats://{}", link.address)).collect()
+    /// Returns where a member reaches the servers.
+    pub(crate) fn urls(&self, member: usize) -> Vec<String> {
+        self.links[member].iter().map(|link| format!("nats://{}", link.address)).collect()
     }
 
     /// Returns the server that leads the private stream, or one that does not, unless a fault
@@ -103,13 +105,20 @@ impl Fleet {
     pub(crate) fn cut(&mut self, server: usize, until: Instant) -> bool {
         let struck = self.strike_server(server);
         if struck.is_some() {
-            self.links[server].change(|state| state.stalled_until = until);
+            let links = self.links.iter().map(|links| &links[server]);
+            links.for_each(|link| link.change(|state| state.stalled_until = until));
         }
         struck.is_some()
     }
 
+    /// Lets no byte pass between a member and all servers until this time.
+    pub(crate) fn cut_member(&self, member: usize, until: Instant) {
+        self.links[member].iter().for_each(|link| link.change(|state| state.stalled_until = until));
+    }
+
     pub(crate) fn reset(&self, server: usize) {
-        self.links[server].change(|state| state.resets += 1);
+        let links = self.links.iter().map(|links| &links[server]);
+        links.for_each(|link| link.change(|state| state.resets += 1));
     }
 
     /// Fills a server's disk. Returns false if another server is struck.
@@ -134,46 +143,5 @@ impl Fleet {
         let Some(server) = self.struck.take() else { return Ok(()) };
         self.disks[server].empty()?;
         self.cluster.server(server).spawn()
-    }
-}
-
-impl Disk {
-    fn mount(path: PathBuf) -> Result<Self, Failure> {
-        fs::create_dir_all(&path)?;
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={DISK_MIB}m"), "tmpfs"]).arg(&path);
-        if !mount.status()?.success() {
-            let text = "a full disk needs the right to mount: run as root, or without \
-                        `--hazards servers`";
-            return Err(text.into());
-        }
-        Ok(Self(path))
-    }
-
-    /// Writes until there is no room.
-    fn fill(&self) -> io::Result<()> {
-        let mut file = File::create(self.0.join(FILLER))?;
-        let block = vec![0; 64 << 10];
-        loop {
-            match file.write_all(&block) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn empty(&self) -> io::Result<()> {
-        fs::remove_file(self.0.join(FILLER))
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        // Lazily: a server that was killed a moment ago may still hold its files.
-        let unmounted = Command::new("umount").arg("-l").arg(&self.0).status();
-        if !unmounted.is_ok_and(|status| status.success()) {
-            eprintln!("warning: {} stays mounted", self.0.display());
-        }
     }
 }

@@ -13,8 +13,26 @@ use rand_chacha::ChaCha8Rng;
 use crate::{
     attack::{Addresses, Attack},
     host::ClockFault,
-    world::{Incident, World, random_ms},
+    world::{COMPARED, Incident, World, random_ms},
 };
+
+const RAW_METHOD: &str = "eth_getRawTransactionByHash";
+
+/// The delay of every answer of a node that is far away.
+const FAR: Duration = Duration::from_millis(20);
+
+/// Of ten accounts, those whose transactions linger at such a node, so that it has thousands
+/// pending.
+const FAR_LINGERING: usize = 9;
+
+/// The transactions per second of a slow chain: a fetcher can request them all of a node that
+/// answers after 2.5 s.
+const SLOW_TPS: u32 = 20;
+
+/// The bytes of a searcher's transaction in a world of uploads, in which searchers send less.
+const UPLOAD_BYTES: usize = 40_000;
+const UPLOADS_TPS: f64 = 10.0;
+const UPLOAD_DELAY: Duration = Duration::from_millis(100);
 
 /// A kind of incidents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -27,6 +45,8 @@ pub(crate) enum Hazard {
     Clocks,
     /// Files and threads that the kernel refuses for a while.
     Resources,
+    /// A command whose log nobody reads.
+    Log,
     /// Servers of the fleet that hang, are cut off, or have a full disk.
     Servers,
     /// The attacks of strangers that [`Attack::AHEAD`] lists.
@@ -57,6 +77,8 @@ pub(crate) enum NodeQuirk {
     Mute,
     /// No request for a raw transaction is answered.
     NoRaw,
+    /// The node has no method that returns raw transactions.
+    MissingRaw,
     /// Nothing of this kind is announced, while requests are answered.
     Silent(Topic),
     /// Blob transactions are incomplete for two seconds.
@@ -75,12 +97,14 @@ impl NodeQuirk {
     pub(crate) fn all() -> Vec<Self> {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         vec![
+            Self::Null(ms(50)),
             Self::Null(ms(300)),
             Self::Late(ms(2_500)),
             Self::Late(s(9)),
             Self::Reversed(ms(200)),
             Self::Mute,
             Self::NoRaw,
+            Self::MissingRaw,
             Self::Silent(Topic::Hashes),
             Self::Silent(Topic::Objects),
             Self::Silent(Topic::Heads),
@@ -101,8 +125,10 @@ impl NodeQuirk {
             Self::Reversed(window) => quirks.reverse_window = window,
             Self::Mute => quirks.is_mute = true,
             Self::NoRaw => {
-                let method = "eth_getRawTransactionByHash".to_owned();
-                quirks.methods.insert(method, MethodQuirk::NoAnswer);
+                quirks.methods.insert(RAW_METHOD.to_owned(), MethodQuirk::NoAnswer);
+            }
+            Self::MissingRaw => {
+                quirks.methods.insert(RAW_METHOD.to_owned(), MethodQuirk::Error(-32601));
             }
             Self::Silent(topic) => quirks.silent = [topic].into(),
             Self::Blobs(form) => {
@@ -119,6 +145,38 @@ impl NodeQuirk {
         }
         quirks
     }
+
+    /// Returns for how long it delays the node's transactions if it lasts for `time` and nothing
+    /// else happens to the node meanwhile; `None` if connections end by it.
+    pub(crate) fn delays_alone(self, time: Duration) -> Option<Duration> {
+        let s = Duration::from_secs;
+        Some(match self {
+            // A hash is requested again after 25 ms, and after 100 ms more.
+            Self::Null(null) if null <= Duration::from_millis(50) => Duration::ZERO,
+            // The next comparison finds the others.
+            Self::Null(_) => time + COMPARED,
+            // Late answers count. What waited behind them is requested when the last have come.
+            Self::Late(delay) if delay < s(5) => time + delay + s(6),
+            Self::Reversed(_) | Self::Silent(Topic::Objects) | Self::Wrapped => Duration::ZERO,
+            Self::Twice | Self::NoList => Duration::ZERO,
+            // A blob transaction is requested again after 0.5, 2 and 8 s.
+            Self::Blobs(_) => time + s(12),
+            Self::Late(_) | Self::Mute | Self::NoRaw | Self::MissingRaw => return None,
+            Self::Silent(Topic::Hashes | Topic::Heads) | Self::TextIds => return None,
+        })
+    }
+
+    /// Returns how long it lasts at least. A source takes up to twelve seconds to say that no
+    /// request is answered, and must not be live without transactions for ten more.
+    const fn least_time(self, tps: u32) -> Duration {
+        match self {
+            Self::MissingRaw | Self::NoRaw => Duration::from_secs(27),
+            // Late answers count, if the fetcher can request all transactions.
+            Self::Late(delay) if delay.as_secs() < 5 && tps <= SLOW_TPS => Duration::from_secs(27),
+            Self::Silent(Topic::Objects) => Duration::from_secs(15),
+            _ => Duration::from_secs(2),
+        }
+    }
 }
 
 impl World {
@@ -126,6 +184,24 @@ impl World {
     /// the seed too; the world's own stay as they are.
     pub(crate) fn with_hazards(mut self, hazards: &[Hazard]) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed.rotate_left(17) ^ 0x53);
+        let [is_far, is_slow, has_many_addresses] = [(); 3].map(|()| rng.random_bool(0.5));
+        let has_uploads = is_slow;
+        if hazards.contains(&Hazard::Nodes) && is_far {
+            (self.node_delay, self.lingering_accounts) = (FAR, FAR_LINGERING);
+        } else if hazards.contains(&Hazard::Nodes) && is_slow {
+            self.tps = SLOW_TPS;
+        }
+        self.has_command = hazards.contains(&Hazard::Log);
+        if hazards.contains(&Hazard::Strangers) {
+            self.promises_unknown = !has_many_addresses;
+            if has_uploads {
+                (self.upload_bytes, self.searchers_tps) = (UPLOAD_BYTES, UPLOADS_TPS);
+                self.link_delay = UPLOAD_DELAY;
+                // A body that stalls by itself may lose its place to another one.
+                let stalls = |incident: &Incident| matches!(incident, Incident::StallLink { .. });
+                self.timeline.retain(|(_, incident)| !stalls(incident));
+            }
+        }
         let mut time = Duration::from_secs(7);
         let mut round = Vec::new();
         while time < self.quiet_from() {
@@ -138,9 +214,20 @@ impl World {
             let Some(incident) = round.pop() else { break };
             self.timeline.push((time, incident));
             time += random_ms(&mut rng, 4_000, 12_000);
+            // A node has one quirk at a time.
+            if let Incident::Quirk { time: lasts, .. } = incident {
+                time += lasts;
+            }
         }
         self.timeline.sort_by_key(|(time, _)| *time);
         self
+    }
+
+    /// Draws a member that reads a node.
+    fn random_reader(&self, rng: &mut ChaCha8Rng) -> usize {
+        let members = self.members.iter().enumerate();
+        let readers: Vec<_> = members.filter(|(_, member)| !member.nodes.is_empty()).collect();
+        readers[rng.random_range(0..readers.len())].0
     }
 
     /// Draws one incident of each sort of a kind.
@@ -149,9 +236,12 @@ impl World {
         match hazard {
             Hazard::Nodes => {
                 for quirk in NodeQuirk::all() {
-                    let time = random_ms(rng, 2_000, 12_000);
+                    let time = quirk.least_time(self.tps) + random_ms(rng, 0, 10_000);
                     round.push(Incident::Quirk { node: random_node(rng), quirk, time });
                 }
+                let member = self.random_reader(rng);
+                let down = random_ms(rng, 100, 2_000);
+                round.push(Incident::SilentStart { member, down });
                 for topic in [Topic::Hashes, Topic::Objects, Topic::Heads] {
                     let ended = Fault::EndSubscriptions { topic, notifies: rng.random() };
                     round.push(Incident::Node(random_node(rng), ended));
@@ -180,7 +270,12 @@ impl World {
                 let member = rng.random_range(0..self.members.len());
                 let time = random_ms(rng, 500, 5_000);
                 round.push(Incident::RefuseResources { member, time });
+                let member = self.random_reader(rng);
+                let time = random_ms(rng, 4_000, 6_000);
+                round.push(Incident::RefuseAfterIdle { member, time });
             }
+            // It lasts from the beginning to the end.
+            Hazard::Log => {}
             Hazard::Servers if self.has_fleet => {
                 for leader in [true, false] {
                     let time = random_ms(rng, 1_000, 15_000);
@@ -190,6 +285,10 @@ impl World {
                 round.extend([
                     Incident::CutServer { server, time: random_ms(rng, 1_000, 15_000) },
                     Incident::ResetServer { server },
+                    Incident::CutMember {
+                        member: rng.random_range(0..self.members.len()),
+                        time: random_ms(rng, 6_000, 15_000),
+                    },
                     Incident::FillDisk { server, time: random_ms(rng, 2_000, 12_000) },
                 ]);
             }
@@ -200,7 +299,10 @@ impl World {
                     let member = rng.random_range(0..ingests);
                     let time = random_ms(rng, 4_000, 12_000);
                     let all = [Addresses::Ipv4(8), Addresses::Ipv4(256), Addresses::Ipv6Prefix];
-                    let addresses = all[rng.random_range(0..all.len())];
+                    // An order counts once, so copies of few orders harm nobody from anywhere.
+                    let is_harmless = attack == Attack::FewBundles;
+                    let choices = if self.promises_unknown && !is_harmless { 1 } else { all.len() };
+                    let addresses = all[rng.random_range(0..choices)];
                     round.push(Incident::Attack { attack, member, time, addresses });
                 }
             }
@@ -214,15 +316,21 @@ mod tests {
 
     #[test]
     fn hazards_add_incidents_and_leave_the_others_as_they_are() {
-        let duration = Duration::from_mins(4);
-        let plain = World::from_seed(7, duration, Some(true));
-        let more = plain.clone().with_hazards(Hazard::value_variants());
-        let added = more.timeline.iter().filter(|entry| !plain.timeline.contains(entry)).count();
-        assert!(added > 20 && more.timeline.len() == plain.timeline.len() + added);
-        let again =
-            World::from_seed(7, duration, Some(true)).with_hazards(Hazard::value_variants());
-        assert_eq!(again.timeline, more.timeline);
-        assert_eq!(plain.clone().with_hazards(&[]).timeline, plain.timeline);
+        let world = |seed| World::from_seed(seed, Duration::from_mins(4), Some(true));
+        for seed in 0..8 {
+            let (plain, more) = (world(seed), world(seed).with_hazards(Hazard::value_variants()));
+            // In a world of uploads no link stalls.
+            let is_kept = |entry: &&(Duration, Incident)| {
+                more.upload_bytes == 0 || !matches!(entry.1, Incident::StallLink { .. })
+            };
+            let kept: Vec<_> = plain.timeline.iter().filter(is_kept).collect();
+            let is_kept = |entry: &&(Duration, Incident)| kept.contains(entry);
+            let added = more.timeline.iter().filter(|entry| !is_kept(entry)).count();
+            assert!(added > 10 && more.timeline.len() == kept.len() + added, "seed {seed}");
+            let again = world(seed).with_hazards(Hazard::value_variants());
+            assert_eq!(format!("{again:?}"), format!("{more:?}"));
+            assert_eq!(plain.clone().with_hazards(&[]).timeline, plain.timeline);
+        }
         for quirk in NodeQuirk::all() {
             assert_ne!(quirk.quirks(), Quirks::default(), "{quirk:?}");
         }

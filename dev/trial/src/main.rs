@@ -7,6 +7,7 @@
 
 mod attack;
 mod builder_view;
+mod command;
 mod fleet;
 mod growth;
 mod hazard;
@@ -101,6 +102,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn main() -> ExitCode {
     let child = Member::run_if_child().or_else(|| run_as(attack::ROLE, attack::respond));
+    if std::env::args_os().nth(1).is_some_and(|role| role == command::ROLE) {
+        return command::run();
+    }
     child.unwrap_or_else(|| match trial(&Args::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -29,8 +29,8 @@ use crate::{
     world::{SLOT, World},
 };
 
-/// One account of ten sends transactions that no block takes for this long: a transaction that was
-/// lost must still be pending when a comparison comes.
+/// Some accounts send transactions that no block takes for this long: a transaction that was lost
+/// must still be pending when a comparison comes.
 const LINGERS: Duration = Duration::from_secs(45);
 
 /// The least age of other transactions in a block.
@@ -105,6 +105,8 @@ struct NodeState {
     /// Bad responses that it was told to give since it came up, and how many of them to the last
     /// that does harm.
     bad_answers: [u64; 2],
+    /// How it is half broken at present.
+    quirk: Option<NodeQuirk>,
     /// Whether it has come back without its pool, so that what it is sent may wait for a nonce.
     is_lossy: bool,
 }
@@ -134,6 +136,7 @@ impl Network {
             block_gas_limit: 4_000_000_000,
             genesis_s: Some(now.as_secs() - (OLD_BLOCKS + 1) * SLOT.as_secs()),
             answers_balances: true,
+            quirks: Quirks { delay: world.node_delay, ..Quirks::default() },
             ..NodeConfig::new(folder.join("reference.ipc"))
         };
         let reference = MockNode::start(chain.clone())?;
@@ -204,13 +207,27 @@ impl Network {
         state.node.as_ref().is_some_and(|node| node.stats().bad_answers < state.bad_answers[1])
     }
 
-    /// Makes a node half broken, or whole again.
-    pub(crate) fn set_quirk(&self, node: usize, quirk: Option<NodeQuirk>) {
-        let new = quirk.map_or_else(Quirks::default, NodeQuirk::quirks);
-        // A node that imports says that it is syncing whatever else it does.
-        self.with(node, |node| {
-            node.set_quirks(|quirks| *quirks = Quirks { is_syncing: quirks.is_syncing, ..new });
-        });
+    /// Makes a node half broken. Returns false if it is down or half broken already.
+    pub(crate) fn begin_quirk(&self, node: usize, quirk: NodeQuirk) -> bool {
+        let mut state = lock(&self.shared.nodes[node]);
+        if state.node.is_none() || state.quirk.is_some() {
+            return false;
+        }
+        state.quirk = Some(quirk);
+        state.set_quirks(quirk.quirks());
+        true
+    }
+
+    /// Makes a node whole again.
+    pub(crate) fn end_quirk(&self, node: usize) {
+        let mut state = lock(&self.shared.nodes[node]);
+        state.quirk = None;
+        state.set_quirks(Quirks::default());
+    }
+
+    /// Returns how a node is half broken.
+    pub(crate) fn quirk(&self, node: usize) -> Option<NodeQuirk> {
+        lock(&self.shared.nodes[node]).quirk
     }
 
     pub(crate) fn burst(&self, count: usize) {
@@ -412,8 +429,17 @@ impl Network {
 }
 
 impl NodeState {
+    fn set_quirks(&self, new: Quirks) {
+        let Some(node) = &self.node else { return };
+        let delay = self.config.quirks.delay + new.delay;
+        // A node that imports says that it is syncing whatever else it does.
+        node.set_quirks(|quirks| {
+            *quirks = Quirks { is_syncing: quirks.is_syncing, delay, ..new };
+        });
+    }
+
     fn came_up(&mut self, keeps_pool: bool) {
-        (self.up_since, self.bad_answers) = (now_ns(), [0; 2]);
+        (self.up_since, self.bad_answers, self.quirk) = (now_ns(), [0; 2], None);
         self.is_lossy |= !keeps_pool;
         self.listed.clear();
     }
@@ -445,6 +471,8 @@ struct Load {
     signed: std::vec::IntoIter<PreparedTx>,
     /// The number of transactions that are signed at a time.
     batch: usize,
+    /// Of ten accounts, those whose transactions linger.
+    lingering_accounts: usize,
 }
 
 impl Load {
@@ -453,8 +481,9 @@ impl Load {
         let workload = Workload::new(load_config(seed, world.mix()));
         let numbered = workload.accounts().iter().enumerate();
         let accounts = numbered.map(|(number, account)| (account.address, number)).collect();
-        let batch = world.tps as usize;
-        Self { seed, workload, accounts, signed: Vec::new().into_iter(), batch }
+        let (batch, lingering_accounts) = (world.tps as usize, world.lingering_accounts);
+        let signed = Vec::new().into_iter();
+        Self { seed, workload, accounts, signed, batch, lingering_accounts }
     }
 
     fn next(&mut self) -> PublicTx {
@@ -463,7 +492,8 @@ impl Load {
             self.signed.next().expect("just signed")
         });
         let account = self.accounts[&sender];
-        PublicTx { hash, raw, account, lingers: account % 10 == 7, ..PublicTx::default() }
+        let lingers = (account + 2) % 10 + self.lingering_accounts >= 10;
+        PublicTx { hash, raw, account, lingers, ..PublicTx::default() }
     }
 
     /// Returns the only node that transactions of an account are sent to. All of an account go to

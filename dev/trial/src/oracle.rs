@@ -3,7 +3,8 @@
 //! Just before each head the conductor gathers [`Facts`] about every builder (`run/facts.rs`), and
 //! [`judge`] compares them with what the product promises. It reads no clock and asks nobody. Each
 //! promise has a deadline: an order may travel for [`GRACE_NS`], and longer while a fault disturbs
-//! its path ([`mod@deadline`] has that rule). A promise whose deadline has not passed is not judged.
+//! its path ([`mod@deadline`] has that rule). A promise whose deadline has not passed is not
+//! judged.
 //!
 //! All times are nanoseconds of `CLOCK_MONOTONIC`, the same in all processes.
 
@@ -25,9 +26,9 @@ pub(crate) use self::{
 /// The time that an order may take to a builder on a busy machine.
 pub(crate) const GRACE_NS: u64 = 2_500_000_000;
 
-/// A source must not be live for longer while its node lists transactions and the pool has none of
-/// them.
-const LIVE_NS: u64 = 10_000_000_000;
+/// A source must not be live for longer while the pool has none of the transactions that its node
+/// has listed since then, nor say for longer that whole transactions are announced while none is.
+pub(crate) const LIVE_NS: u64 = 10_000_000_000;
 
 /// A machine must not be ready for longer while an order that it accepted reaches nobody.
 pub(crate) const READY_NS: u64 = 2_000_000_000;
@@ -66,10 +67,17 @@ pub(crate) enum Breach {
     Counts,
     /// **Known**: memory, open files or threads have grown over the run (`growth.rs`).
     Grown,
-    /// **Known**: a machine is ready while an order that it accepted reaches no builder.
+    /// **Known**: a machine is ready while an order that it accepted reaches no builder, or while
+    /// its stream stores nothing.
     ReadyInVain,
-    /// **Known**: a source is live while its node lists transactions and the pool has none of them.
+    /// **Known**: the command does not end after a signal.
+    Unstoppable,
+    /// **Known**: a source is live while its node lists new transactions and the pool has none of
+    /// them.
     LiveInVain,
+    /// **Known**: a source says that its node announces whole transactions, which it does not: each
+    /// transaction is late, because its object is waited for.
+    ObjectsInVain,
 }
 
 /// What the trial knows about one builder at one check. A builder that still reads older events is
@@ -96,9 +104,13 @@ pub(crate) struct Facts {
     pub(crate) differing: Vec<(B256, u64)>,
     /// The first check since which a source has been live in vain.
     pub(crate) live_in_vain_since: Option<u64>,
+    /// The same of a source that waits for objects in vain.
+    pub(crate) objects_in_vain_since: Option<u64>,
     /// An order accepted more than [`READY_NS`] and the grace ago that reached nobody while the
     /// machine was ready.
     pub(crate) accepted_in_vain: Option<B256>,
+    /// Whether orders waited for the stream while it stored nothing and the machine was ready.
+    pub(crate) stores_nothing: bool,
 }
 
 #[derive(Debug)]
@@ -200,12 +212,17 @@ pub(crate) fn judge(facts: &Facts) -> Verdict {
     for (hash, deadline) in &facts.differing {
         verdict.check(*deadline > now, Breach::Differs, *hash);
     }
-    if let Some(since) = facts.live_in_vain_since {
-        verdict.check(since + LIVE_NS > now, Breach::LiveInVain, B256::ZERO);
+    for (since, breach) in [
+        (facts.live_in_vain_since, Breach::LiveInVain),
+        (facts.objects_in_vain_since, Breach::ObjectsInVain),
+    ] {
+        let is_kept = since.is_none_or(|since| since + LIVE_NS > now);
+        verdict.check(is_kept, breach, B256::ZERO);
     }
     if let Some(hash) = facts.accepted_in_vain {
         verdict.check(false, Breach::ReadyInVain, hash);
     }
+    verdict.check(!facts.stores_nothing, Breach::ReadyInVain, B256::ZERO);
     verdict
 }
 

@@ -15,7 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::B256;
 use hdrhistogram::Histogram;
+use mock_node::Fault;
 use nix::sys::signal::Signal;
 use testkit::{
     figures::{Times, histogram},
@@ -27,14 +29,20 @@ use testkit::{
 use crate::{
     attack::{self, Attack},
     builder_view::BuilderView,
+    command::UnreadCommand,
     fleet::Fleet,
     host::{self, Host},
     link::{self, Link},
     network::{Network, OLD_BLOCKS},
-    oracle::{Disturbance, GRACE_NS, Kept, Outcome, Violation, deadline},
+    oracle::{
+        self, Breach, Disturbance, GRACE_NS, Kept, Outcome, Violation, deadline, is_disturbed,
+    },
     real::RealNodes,
     searchers::{Searchers, known_signers},
-    world::{DIALLED, IMPORT, Incident, MemberPlan, Part, SLOT, World},
+    world::{
+        BACKFILLED_PER_S, DIALLED, IDLE, IMPORT, Incident, MemberPlan, NEVER_WORKED, Part, SLOT,
+        UNQUIRKED, World,
+    },
 };
 
 use lasting::Conditions;
@@ -103,12 +111,16 @@ struct RunningMember {
     host: Option<Host>,
     /// Since when it remembers: since its start, or since its node began another chain.
     remembers_since: u64,
+    /// Since when its sources must have noticed that their subscriptions never worked.
+    judged_from: u64,
     kills: Vec<u64>,
     /// The link from the searchers to its RPC server.
     link: Option<Link>,
     /// The address of its RPC server.
     server: Option<SocketAddr>,
     view: BuilderView,
+    /// What its publishers reported at the last check, and when.
+    published: (u64, Vec<(u64, u64)>),
 }
 
 impl RunningMember {
@@ -116,6 +128,7 @@ impl RunningMember {
         let (process, server) = Member::start(&self.config)?;
         (self.process, self.server) = (Some(process), server);
         (self.remembers_since, self.view) = (now_ns(), BuilderView::default());
+        self.published = Default::default();
         self.connect_searchers(server);
         Ok(())
     }
@@ -147,6 +160,7 @@ struct Run<'a> {
     members: Vec<RunningMember>,
     fleet: Option<Fleet>,
     real: RealNodes,
+    command: Option<UnreadCommand>,
     disturbances: Vec<Disturbance>,
     /// What happens later: the ends of incidents.
     scheduled: Vec<(Instant, Recovery)>,
@@ -154,6 +168,8 @@ struct Run<'a> {
     prepared_attacker: Option<Process>,
     attackers: Vec<JoinHandle<io::Result<attack::Tally>>>,
     head: u64,
+    /// No block comes before this time.
+    blocks_from: Instant,
     /// The chain leaves this many blocks before the next head, and comes back.
     flip_depth: usize,
     /// Whether the next block contains the transaction that bundles share, and whether the latest
@@ -181,6 +197,7 @@ struct Run<'a> {
 enum Recovery {
     EndQuirk(usize),
     CorrectClock(usize),
+    RefuseResources { member: usize, time: Duration },
     GiveResources(usize),
     StartNode { node: usize, keeps_pool: bool },
     StartImport { node: usize, says: bool },
@@ -206,7 +223,7 @@ async fn start(world: &World, is_quiet: bool) -> Result<RunResult, Failure> {
         |wanted: fn(&Incident) -> bool| world.timeline.iter().any(|(_, incident)| wanted(incident));
     let fleet = if world.has_fleet {
         let has_disks = has(|incident| matches!(incident, Incident::FillDisk { .. }));
-        Some(Fleet::start(folder.path(), has_disks).await?)
+        Some(Fleet::start(folder.path(), world.members.len(), has_disks).await?)
     } else {
         None
     };
@@ -226,9 +243,9 @@ async fn start(world: &World, is_quiet: bool) -> Result<RunResult, Failure> {
         _ => None,
     };
     let library = has(Incident::needs_host).then(|| host::compile(folder.path())).transpose()?;
-    let servers = fleet.as_ref().map_or_else(Vec::new, Fleet::urls);
     let mut members = Vec::new();
     for (number, plan) in world.members.iter().enumerate() {
+        let servers = fleet.as_ref().map_or_else(Vec::new, |fleet| fleet.urls(number));
         let page = folder.path().join(format!("host-{number}"));
         let host = library.as_deref().map(|library| Host::new(library, page)).transpose()?;
         let config = Config {
@@ -240,13 +257,16 @@ async fn start(world: &World, is_quiet: bool) -> Result<RunResult, Failure> {
         member.start()?;
         members.push(member);
     }
+    let node = folder.path().join("node-0.ipc");
+    let command = world.has_command.then(|| UnreadCommand::start(&node)).transpose()?;
     let machines = members.iter().enumerate();
     let machines =
         machines.filter_map(|(number, member)| Some((number, member.link.as_ref()?.address)));
     let shared_tx = network.shared_tx.clone();
     let searchers = Searchers::start(machines.collect(), OLD_BLOCKS, shared_tx, world);
     let starts = members.iter().enumerate();
-    let starts = starts.map(|(number, member)| startup(number, member.remembers_since));
+    let starts =
+        starts.map(|(number, member)| startup(number, member.remembers_since, Duration::ZERO));
     let run = Run {
         world,
         begin: Instant::now(),
@@ -256,10 +276,12 @@ async fn start(world: &World, is_quiet: bool) -> Result<RunResult, Failure> {
         members,
         fleet,
         real,
+        command,
         scheduled: Vec::new(),
         prepared_attacker,
         attackers: Vec::new(),
         head: OLD_BLOCKS,
+        blocks_from: Instant::now(),
         flip_depth: 0,
         mines_shared: false,
         is_shared_mined: false,
@@ -331,8 +353,9 @@ fn prepare_attacker(
     Ok(attacker)
 }
 
-const fn startup(member: usize, started_at: u64) -> Disturbance {
-    Disturbance::new(Part::Member(member), started_at, STARTED)
+/// Returns the time in which a member starts and fetches what was pending before.
+const fn startup(member: usize, started_at: u64, backfill: Duration) -> Disturbance {
+    Disturbance::new(Part::Member(member), started_at, STARTED.saturating_add(backfill))
 }
 
 impl Run<'_> {
@@ -367,13 +390,50 @@ impl Run<'_> {
             }
             self.check_builders()?;
             self.check_real()?;
-            self.advance_chain()?;
+            self.check_command();
+            if Instant::now() >= self.blocks_from {
+                self.advance_chain()?;
+            }
             next_head = (next_head + SLOT).max(Instant::now() + SLOT / 2);
         }
         self.searchers.must_stop.store(true, Relaxed);
+        self.end_command()?;
         self.judge_growth();
         self.summarize()?;
         Ok(std::mem::take(&mut self.result))
+    }
+
+    /// Judges the command by what its node lists.
+    fn check_command(&mut self) {
+        let Some(command) = &self.command else { return };
+        let node = Part::Node(0);
+        let Some(listed) = self.network.listed(0) else { return };
+        let deadline = |since| {
+            let started = deadline(since, &[node], &self.disturbances);
+            started.max(command.started_at() + STARTED.as_nanos() as u64 + GRACE_NS)
+        };
+        let facts = command.facts(&listed, deadline, |hash| self.network.has_mined(0, hash));
+        let verdict = oracle::judge(&facts);
+        self.checks += verdict.checks;
+        for (breach, hash) in verdict.breaches {
+            self.push_command_violation(breach, hash);
+        }
+    }
+
+    fn end_command(&mut self) -> Result<(), Failure> {
+        if let Some(command) = &mut self.command
+            && !command.end()?
+        {
+            self.push_command_violation(Breach::Unstoppable, B256::ZERO);
+        }
+        Ok(())
+    }
+
+    /// Adds a violation of the command, which is numbered after the members.
+    fn push_command_violation(&mut self, breach: Breach, hash: B256) {
+        let story = "    the command whose log nobody reads\n".to_owned();
+        let member = self.members.len();
+        self.result.violations.push(Violation { breach, member, hash, story });
     }
 
     fn check_real(&mut self) -> Result<(), Failure> {
@@ -436,15 +496,31 @@ impl Run<'_> {
     /// Lets an incident happen. One that finds its victim down or struck already has no effect.
     fn strike(&mut self, incident: Incident) -> Result<(), Failure> {
         let now = now_ns();
+        let disturbance = self.disturbance(&incident, now);
         if !self.has_struck(incident, now)? {
             return Ok(());
         }
-        if let Some((part, duration)) = incident.disturbs(self.world.tps) {
-            Disturbance::new(part, now, duration).add_to(&mut self.disturbances);
+        if let Some(disturbance) = disturbance {
+            disturbance.add_to(&mut self.disturbances);
         }
         self.print(&format!("{incident:?}"));
         self.result.incidents.push((self.begin.elapsed(), incident));
         Ok(())
+    }
+
+    /// Returns what an incident delays, and for how long. A node that is half broken takes long to
+    /// recover from anything else.
+    fn disturbance(&self, incident: &Incident, now: u64) -> Option<Disturbance> {
+        let (part, mut duration) = incident.disturbs(self.world.tps)?;
+        if let Part::Node(node) = part {
+            let is_alone = !is_disturbed(now, &[part], &self.disturbances);
+            match incident.disturbs_alone() {
+                Some(short) if is_alone => duration = short,
+                _ if self.network.quirk(node).is_some() => duration = duration.max(UNQUIRKED),
+                _ => {}
+            }
+        }
+        Some(Disturbance::new(part, now, duration))
     }
 
     fn schedule(&mut self, delay: Duration, recovery: Recovery) {
@@ -493,15 +569,7 @@ impl Run<'_> {
             Incident::FlipBack { depth } => self.flip_depth = depth,
             Incident::Burst { count } => self.network.burst(count),
             Incident::MineShared => self.mines_shared = true,
-            Incident::Kill { member: number, down } => {
-                let member = &mut self.members[number];
-                let Some(process) = member.answering() else { return Ok(false) };
-                process.signal(Signal::SIGKILL)?;
-                member.process = None;
-                member.kills.push(now);
-                member.connect_searchers(None);
-                self.schedule(down, Recovery::StartMember(number));
-            }
+            Incident::Kill { member, down } => return self.kill(member, down, now),
             Incident::Replace { member: number, down } => {
                 // Without a stream that stores, a shutdown publishes until its deadline and no
                 // longer.
@@ -556,21 +624,41 @@ impl Run<'_> {
                 self.schedule(time, Recovery::EmptyDisk);
             }
             Incident::Quirk { node, quirk, time } => {
-                self.network.set_quirk(node, Some(quirk));
+                if !self.network.begin_quirk(node, quirk) {
+                    return Ok(false);
+                }
                 self.schedule(time, Recovery::EndQuirk(node));
+            }
+            Incident::SilentStart { member, down } => {
+                if !self.kill(member, down, now)? {
+                    return Ok(false);
+                }
+                let noticed_after = (down + NEVER_WORKED).as_nanos() as u64;
+                self.members[member].judged_from = now + noticed_after;
+                let subscriptions = 1 + u32::from(self.members[member].config.takes_objects);
+                let fault = Fault::SilenceSubscriptions { subscriptions };
+                let nodes = &self.world.members[member].nodes;
+                nodes.iter().for_each(|node| self.network.inject(*node, fault));
+            }
+            Incident::CutMember { member, time } => {
+                let Some(fleet) = &self.fleet else { return Ok(false) };
+                fleet.cut_member(member, Instant::now() + time);
             }
             Incident::Clock { member, fault, time } => {
                 let Some(host) = &mut self.members[member].host else { return Ok(false) };
                 host.disturb_clock(fault)?;
                 self.schedule(time, Recovery::CorrectClock(member));
             }
-            Incident::RefuseResources { member: number, time } => {
-                let member = &mut self.members[number];
-                let Some(process) = member.answering() else { return Ok(false) };
-                process.refuse_files(true)?;
-                member.is_starved = true;
-                member.host.as_ref().map_or(Ok(()), |host| host.refuse_threads(true))?;
-                self.schedule(time, Recovery::GiveResources(number));
+            Incident::RefuseResources { member, time } => {
+                return self.refuse_resources(member, time);
+            }
+            Incident::RefuseAfterIdle { member, time } => {
+                // Without blocks, searchers send more orders than the share of an address holds.
+                if Instant::now() < self.blocks_from + IDLE {
+                    return Ok(false);
+                }
+                self.blocks_from = Instant::now() + IDLE;
+                self.schedule(IDLE, Recovery::RefuseResources { member, time });
             }
             Incident::Real(node, fault) => self.real.strike(node, fault)?,
             Incident::StallLink { member, time } => {
@@ -598,6 +686,41 @@ impl Run<'_> {
         Ok(true)
     }
 
+    /// Returns the longest time in which a member fetches all pending transactions of a distant
+    /// node.
+    fn backfill_time(&self) -> Duration {
+        if self.world.node_delay.is_zero() {
+            return Duration::ZERO;
+        }
+        let pending = |node| self.network.with(node, |node| node.pending().len());
+        let most = (0..self.world.nodes).filter_map(pending).max().unwrap_or(0);
+        Duration::from_secs(most as u64 / BACKFILLED_PER_S)
+    }
+
+    /// Kills a member, which starts again after a while. Returns false if it does not answer.
+    fn kill(&mut self, number: usize, down: Duration, now: u64) -> Result<bool, Failure> {
+        let member = &mut self.members[number];
+        let Some(process) = member.answering() else { return Ok(false) };
+        process.signal(Signal::SIGKILL)?;
+        member.process = None;
+        member.kills.push(now);
+        member.connect_searchers(None);
+        self.schedule(down, Recovery::StartMember(number));
+        Ok(true)
+    }
+
+    /// Refuses further files and threads to a member for a while. Returns false if it does not
+    /// answer.
+    fn refuse_resources(&mut self, number: usize, time: Duration) -> Result<bool, Failure> {
+        let member = &mut self.members[number];
+        let Some(process) = member.answering() else { return Ok(false) };
+        process.refuse_files(true)?;
+        member.is_starved = true;
+        member.host.as_ref().map_or(Ok(()), |host| host.refuse_threads(true))?;
+        self.schedule(time, Recovery::GiveResources(number));
+        Ok(true)
+    }
+
     /// Records that the latest heads are announced again: the builders leave them and come back.
     fn reannounce(&mut self, depth: usize, now: u64) {
         let latest = self.chain_heads.iter().rev().take(depth);
@@ -617,10 +740,15 @@ impl Run<'_> {
     }
 
     /// Records that the members that read a node forget what they knew: it begins another chain.
+    /// An order of a searcher may still be there.
     fn forget_at_readers(&mut self, node: usize) {
-        for (plan, member) in self.world.members.iter().zip(&mut self.members) {
+        let mut log = self.searchers.log();
+        for (number, plan) in self.world.members.iter().enumerate() {
             if plan.nodes.contains(&node) {
-                member.remembers_since = now_ns();
+                self.members[number].remembers_since = now_ns();
+                for order in &mut log.orders {
+                    order.is_void |= order.messages.iter().any(|sent| sent.machine == number);
+                }
             }
         }
     }
@@ -658,16 +786,21 @@ impl Run<'_> {
                 self.forget_at_readers(node);
             }
             Recovery::StartMember(number) => {
+                let backfill = self.backfill_time();
                 let member = &mut self.members[number];
                 member.start()?;
-                startup(number, member.remembers_since).add_to(&mut self.disturbances);
+                let started_at = member.remembers_since;
+                startup(number, started_at, backfill).add_to(&mut self.disturbances);
             }
             Recovery::Continue(member) => {
                 let member = &mut self.members[member];
                 member.is_stopped = false;
                 member.process.iter().try_for_each(|process| process.signal(Signal::SIGCONT))?;
             }
-            Recovery::EndQuirk(node) => self.network.set_quirk(node, None),
+            Recovery::EndQuirk(node) => self.network.end_quirk(node),
+            Recovery::RefuseResources { member, time } => {
+                self.refuse_resources(member, time)?;
+            }
             Recovery::CorrectClock(member) => {
                 self.members[member].host.as_mut().map_or(Ok(()), Host::correct_clock)?;
             }

@@ -2,7 +2,9 @@
 //!
 //! Eight are known to the hosts, eight are unknown at addresses of their own, and eight are unknown
 //! behind one address. They send bundles and private transactions, replace with and without nonces,
-//! and cancel, each time at any machine. Now and then a bundle that was cancelled comes again, as a
+//! and cancel, each time at any machine. In a fleet one of the known ones, the busy searcher,
+//! cancels most of its orders, so many of its cancellations are of orders that the machine does not
+//! know. Now and then a bundle that was cancelled comes again, as a
 //! request does that was delayed.
 
 use std::{
@@ -35,9 +37,16 @@ use crate::{lock, oracle::Outcome, world::World};
 
 const SEARCHERS: u64 = 24;
 
+/// The busy searcher.
+const BUSY: u64 = 0;
+
 /// The first of the keys that sign transactions: each transaction has its own, so that no order
 /// depends on another.
 const SENDER_KEYS: u64 = 1 << 20;
+
+/// The least time between an answer and the next message of the same searcher, which may go to
+/// another machine: what `docs/fleet.md` says that machines need to agree on their sequence.
+const MESSAGE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request without an answer is given up after this long.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -45,8 +54,8 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// The time between two requests of the monitor, in a scenario.
 const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Requests with these reasons were refused for want of time, were too late, or contained a transaction
-/// of a block. Any other refusal means that orders of others have the place.
+/// Requests with these reasons were refused for want of time, were too late, or contained a
+/// transaction of a block. Any other refusal means that orders of others have the place.
 const OWN_REASONS: [&str; 5] = ["no_permit", "head_unknown", "shutting_down", "params", "mined"];
 
 /// A message, and how it ended.
@@ -174,6 +183,8 @@ pub(crate) struct Searchers {
     pub(crate) must_stop: AtomicBool,
     /// Further bytes of each transaction.
     upload_bytes: usize,
+    /// Whether one searcher cancels most of its orders.
+    has_busy: bool,
     /// The transaction that all bundles contain besides their own.
     shared_tx: Option<(B256, Bytes)>,
 }
@@ -205,7 +216,7 @@ impl Searchers {
         shared_tx: Option<(B256, Bytes)>,
         world: &World,
     ) -> Arc<Self> {
-        let World { seed, searchers_tps, .. } = *world;
+        let World { seed, searchers_tps, busy_tps, .. } = *world;
         let log = Log {
             orders: Vec::new(),
             counts: BTreeMap::new(),
@@ -220,14 +231,17 @@ impl Searchers {
             next_key: AtomicU64::new(SENDER_KEYS),
             must_stop: AtomicBool::new(false),
             upload_bytes: world.upload_bytes,
+            has_busy: world.busy_tps > 0.0,
             shared_tx,
         });
         if world.setup != Setup::Small {
-            tokio::spawn(Arc::clone(&searchers).monitor_health());
+            tokio::spawn(Arc::clone(&searchers).monitor_health(world.link_delay));
         }
         for searcher in 0..SEARCHERS {
             let rng = ChaCha8Rng::seed_from_u64(seed ^ (searcher + 1).wrapping_mul(0x9e37_79b9));
-            let interval_s = SEARCHERS as f64 / searchers_tps;
+            let is_busy = searcher == BUSY && busy_tps > 0.0;
+            let tps = if is_busy { busy_tps } else { searchers_tps / SEARCHERS as f64 };
+            let interval_s = 1.0 / tps;
             tokio::spawn(Arc::clone(&searchers).send_messages(searcher, rng, interval_s));
         }
         searchers
@@ -242,9 +256,10 @@ impl Searchers {
         let mut connections: BTreeMap<usize, Connection> = BTreeMap::new();
         // A server that does not answer is not asked less often.
         let mut due = Instant::now();
+        let mut answered_at = due;
         while !self.must_stop.load(Relaxed) {
             due += Duration::from_secs_f64(interval_s * rng.random_range(0.2..1.8));
-            sleep_until(due).await;
+            sleep_until(due.max(answered_at + MESSAGE_PAUSE)).await;
             let (order, kind, request) = self.choose(searcher, &signer, &mut rng);
             let (machine, server) = self.machines[rng.random_range(0..self.machines.len())];
             if let Some(message) = self.log().orders[order].messages.last_mut() {
@@ -252,6 +267,7 @@ impl Searchers {
             }
             let sending = send(&mut connections, machine, searcher, server, &request);
             let answer = timeout(PATIENCE, sending).await;
+            answered_at = Instant::now();
             if !matches!(&answer, Ok(Ok(answer)) if !answer.closes) {
                 connections.remove(&machine);
             }
@@ -260,17 +276,19 @@ impl Searchers {
     }
 
     /// Asks the first machine for its health, again and again.
-    async fn monitor_health(self: Arc<Self>) {
+    async fn monitor_health(self: Arc<Self>, link_delay: Duration) {
         let request = http::request("/healthz", "", None);
         let (mut due, mut connection) = (Instant::now(), BTreeMap::new());
         while !self.must_stop.load(Relaxed) {
-            due += MONITOR_INTERVAL;
+            // A request is answered before the next one is due, although the link delays it.
+            due += MONITOR_INTERVAL + link_delay;
             sleep_until(due).await;
             let answer = send(&mut connection, 0, 0, self.machines[0].1, &request).await;
             if !answer.is_ok_and(|answer| answer.status == 200 && !answer.closes) {
                 connection.clear();
             }
-            self.log().health_times.saturating_record(due.elapsed().as_nanos() as u64);
+            let took = due.elapsed().saturating_sub(link_delay);
+            self.log().health_times.saturating_record(took.as_nanos() as u64);
         }
     }
 
@@ -289,6 +307,7 @@ impl Searchers {
         rng: &mut ChaCha8Rng,
     ) -> (usize, &'static str, Vec<u8>) {
         let head = self.head.load(Relaxed);
+        let cancels_most = self.has_busy && searcher == BUSY;
         let shared = self.shared_tx.as_ref().map(|(_, raw)| raw);
         let key = key(self.next_key.fetch_add(1, Relaxed));
         let (tx, raw) = signed(&key, |tx| {
@@ -307,7 +326,7 @@ impl Searchers {
         };
         let own: Vec<_> =
             (recent..log.orders.len()).filter(|index| is_own(&log.orders[*index])).collect();
-        let draw = rng.random_range(0..100);
+        let mut draw = rng.random_range(0..100);
         let new_message = |content| SentMessage {
             machine: 0,
             content,
@@ -329,6 +348,9 @@ impl Searchers {
             return (index, "late", request);
         }
         let open: Vec<_> = own.into_iter().filter(|index| log.orders[*index].is_open()).collect();
+        if cancels_most {
+            draw = if draw >= 20 && !open.is_empty() { 99 } else { draw % 55 };
+        }
         if draw >= 55 && !open.is_empty() {
             let index = open[rng.random_range(0..open.len())];
             let order = &mut log.orders[index];

@@ -29,14 +29,36 @@ const DEAD: Duration = Duration::from_secs(30);
 /// a backoff of at most a second, and compared. Deferrable work waits for at most five seconds.
 pub(crate) const DIALLED: Duration = Duration::from_secs(9);
 
+/// What a member fetches of a node that answers after 20 ms, on a busy machine: half of the 500 a
+/// second that the fetcher aims at.
+pub(crate) const BACKFILLED_PER_S: u64 = 250;
+
 /// The longest time that a real node takes to answer after its start, on a busy machine.
 const STARTS: Duration = Duration::from_secs(5);
 
 /// The longest time until the consequences of a bad response are repaired by a comparison.
 pub(crate) const ANSWERED: Duration = DIALLED.saturating_add(AUDITED);
 
+/// The longest time until everything is repaired that a half-broken node has caused.
+pub(crate) const UNQUIRKED: Duration = DEAD.saturating_add(ANSWERED);
+
+/// The longest time until a comparison, and the requests before it, have found what is missing.
+pub(crate) const COMPARED: Duration = AUDITED;
+
 /// The time that a node takes to import the old blocks.
 pub(crate) const IMPORT: Duration = Duration::from_secs(4);
+
+/// The time without a block after which an idle thread of a pool may have ended: tokio keeps one
+/// for ten seconds.
+pub(crate) const IDLE: Duration = Duration::from_secs(11);
+
+/// The longest time until a source has noticed that its subscription never worked: a comparison
+/// finds what is missing, and a second one of five seconds that it is not announced.
+pub(crate) const NEVER_WORKED: Duration = DIALLED.saturating_add(AUDITED).saturating_add(DIALLED);
+
+/// The longest time until a publisher or a source works over another server than one that is
+/// silent.
+const NEXT_SERVER: Duration = Duration::from_secs(6);
 
 /// A run is long enough for a verdict on memory from here on.
 const LONG: Duration = Duration::from_mins(10);
@@ -49,6 +71,10 @@ const BREATH: Duration = Duration::from_secs(13);
 
 /// The longest time until a stream has another leader and its publishers have caught up.
 const ELECTED: Duration = Duration::from_secs(15);
+
+/// Messages of the busy searcher. Half of them are cancellations, a quarter of which each of two
+/// machines gets for orders that it does not know: 180 a minute.
+const BUSY_TPS: f64 = 24.0;
 
 /// A process with a pool, and a builder that reads the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -132,6 +158,14 @@ pub(crate) enum Incident {
     Clock { member: usize, fault: ClockFault, time: Duration },
     /// A machine gets no further files and threads for a while.
     RefuseResources { member: usize, time: Duration },
+    /// The same after [`IDLE`] without a block, in which threads that had nothing to do may have
+    /// ended; then comes a block.
+    RefuseAfterIdle { member: usize, time: Duration },
+    /// SIGKILL. While the member starts again, its nodes accept its subscriptions to transactions
+    /// and never notify them.
+    SilentStart { member: usize, down: Duration },
+    /// No byte passes between a member and all servers of the fleet.
+    CutMember { member: usize, time: Duration },
     /// At anvil or geth.
     Real(usize, RealFault),
 }
@@ -165,11 +199,14 @@ impl Incident {
                 (Part::Member(member), down + DIALLED + Duration::from_secs(5))
             }
             Self::Kill { member, down } => (Part::Member(member), down + DIALLED),
+            Self::SilentStart { member, down } => (Part::Member(member), down + NEVER_WORKED),
             Self::Stop { member, time } => (Part::Member(member), time + DIALLED),
             Self::KillServer { down: time, .. }
             | Self::StopServer { time, .. }
-            | Self::CutServer { time, .. }
             | Self::FillDisk { time, .. } => (Part::Fleet, time + ELECTED),
+            // The streams keep their leaders, and every member reaches two other servers.
+            Self::CutServer { time, .. } => (Part::Fleet, time.min(NEXT_SERVER)),
+            Self::CutMember { member, time } => (Part::Member(member), time + ELECTED),
             Self::ResetServer { .. } => (Part::Fleet, DIALLED),
             Self::Attack { attack: Attack::Crowd, member, time, .. } => {
                 (Part::Member(member), time + Duration::from_secs(2))
@@ -183,13 +220,10 @@ impl Incident {
             | Self::HalfClose { .. }
             | Self::StallLink { .. }
             | Self::Clock { .. } => return None,
-            // Its answers are right, and late.
-            Self::Quirk { node, quirk: NodeQuirk::Reversed(_), time } => {
-                (Part::Node(node), time + Duration::from_secs(2))
-            }
             // It is noticed while it lasts; then the node is dialled again and compared.
-            Self::Quirk { node, time, .. } => (Part::Node(node), time + DEAD + ANSWERED),
+            Self::Quirk { node, time, .. } => (Part::Node(node), time + UNQUIRKED),
             Self::RefuseResources { member, time } => (Part::Member(member), time + DIALLED),
+            Self::RefuseAfterIdle { member, time } => (Part::Member(member), IDLE + time + DIALLED),
             Self::Real(node, fault) => (
                 Part::Real(node),
                 match fault {
@@ -202,13 +236,24 @@ impl Incident {
         })
     }
 
+    /// Returns for how long it delays its node if nothing else does.
+    pub(crate) fn disturbs_alone(&self) -> Option<Duration> {
+        match *self {
+            Self::Quirk { quirk, time, .. } => quirk.delays_alone(time),
+            _ => None,
+        }
+    }
+
     pub(crate) const fn is_attack(&self) -> bool {
         matches!(self, Self::Attack { .. })
     }
 
     /// Whether it needs the library that changes a machine's clock and threads.
     pub(crate) const fn needs_host(&self) -> bool {
-        matches!(self, Self::Clock { .. } | Self::RefuseResources { .. })
+        matches!(
+            self,
+            Self::Clock { .. } | Self::RefuseResources { .. } | Self::RefuseAfterIdle { .. }
+        )
     }
 
     /// Returns how long it lasts by itself.
@@ -229,6 +274,9 @@ impl Incident {
             | Self::Quirk { time, .. }
             | Self::Clock { time, .. }
             | Self::RefuseResources { time, .. }
+            | Self::RefuseAfterIdle { time, .. }
+            | Self::SilentStart { down: time, .. }
+            | Self::CutMember { time, .. }
             | Self::Node(_, Fault::Stall { time, .. } | Fault::TableFull { time })
             | Self::Real(_, RealFault::Stop(time) | RealFault::Kill(time)) => time,
             _ => Duration::ZERO,
@@ -266,15 +314,23 @@ pub(crate) struct World {
     pub(crate) nodes: usize,
     pub(crate) members: Vec<MemberPlan>,
     pub(crate) has_fleet: bool,
+    /// Whether the command runs too, whose log nobody reads ([`crate::command`]).
+    pub(crate) has_command: bool,
     /// Whether anvil and geth run too, each read by a builder of its own.
     pub(crate) has_real: bool,
+    /// The delay of every answer of the nodes.
+    pub(crate) node_delay: Duration,
     /// Transactions that the nodes announce per second.
     pub(crate) tps: u32,
+    /// Of ten accounts, those whose transactions no block takes for a while.
+    pub(crate) lingering_accounts: usize,
     /// Of a thousand transactions, those with blobs; of a thousand of these, those with six.
     pub(crate) blobs_per_mille: u32,
     pub(crate) six_blobs_per_mille: u32,
     /// Messages of honest searchers per second.
     pub(crate) searchers_tps: f64,
+    /// Messages of the busy searcher per second; 0 if there is none.
+    pub(crate) busy_tps: f64,
     pub(crate) setup: Setup,
     /// Transactions that are pending before the first member starts.
     pub(crate) preload: usize,
@@ -330,9 +386,11 @@ impl World {
             members,
             has_fleet,
             tps,
+            lingering_accounts: 1,
             blobs_per_mille: 5,
             six_blobs_per_mille: Mix::default().six_blobs_per_mille,
             searchers_tps: 30.0,
+            busy_tps: if has_fleet { BUSY_TPS } else { 0.0 },
             mines: true,
             promises_unknown: true,
             // Signing more would take the machine's time.

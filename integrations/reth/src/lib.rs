@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-// `pool.rs` and `main.rs` are copied to a node unchanged. They import from the crate `reth_ethereum`,
-// which is on no registry: this library has its name, and its signatures in the module `reth`.
+// `pool.rs` and `main.rs` are copied to a node unchanged. They import from the crate
+// `reth_ethereum`, which is on no registry: this library has its name, and its signatures in the
+// module `reth`.
 extern crate self as reth_ethereum;
 
 // The name `pool` is that of a module of reth.

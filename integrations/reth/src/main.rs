@@ -21,8 +21,8 @@ fn main() -> eyre::Result<()> {
         let ingest = Ingest::start(IngestConfig::new(source, PoolConfig::default())).await?;
         // A builder subscribes to this pool.
         let _orders = ingest.pool().clone();
-        // reth drops the future of the node at Ctrl-C, so code after `node_exit_future` does not run.
-        // It waits up to 5 s for tasks with a graceful shutdown.
+        // reth drops the future of the node at Ctrl-C, so code after `node_exit_future` does not
+        // run. It waits up to 5 s for tasks with a graceful shutdown.
         node.task_executor.spawn_critical_with_graceful_shutdown_signal(
             "mempool-ingest",
             |shutdown| async move {

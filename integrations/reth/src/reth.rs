@@ -1,6 +1,6 @@
-//! The parts of reth 2.5.1 that the adapter and `main.rs` use, in the modules in which `reth_ethereum`
-//! exports them. Traits and functions have the signatures of the originals, without what is not used.
-//! Of a node there are only types without a value, because nothing here runs one.
+//! The parts of reth 2.5.1 that the adapter and `main.rs` use, in the modules in which
+//! `reth_ethereum` exports them. Traits and functions have the signatures of the originals, without
+//! what is not used. Of a node there are only types without a value, because nothing here runs one.
 //!
 //! | here | original, at the tag `v2.5.1` |
 //! |---|---|
@@ -113,7 +113,8 @@ pub mod pool {
     }
 }
 
-/// `reth-provider`, which exports `reth-storage-api`, `reth-chain-state` and `reth-execution-types`.
+/// `reth-provider`, which exports `reth-storage-api`, `reth-chain-state` and
+/// `reth-execution-types`.
 pub mod provider {
     use std::{collections::BTreeMap, sync::Arc};
 

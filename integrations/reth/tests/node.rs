@@ -1,4 +1,5 @@
-//! A pool and a chain behind reth's traits: what the adapter makes of them, and the whole way through the fetcher.
+//! A pool and a chain behind reth's traits: what the adapter makes of them, and the whole way
+//! through the fetcher.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -13,7 +13,7 @@ use order_stream::State;
 use serde_json::{Value, json};
 use testkit::{
     command::{Ended, Running, command_line},
-    devnet::{NatsConfig, NatsServer},
+    devnet::{NatsCluster, NatsConfig, NatsServer},
     http,
     ingest::Node,
     sign::signed,
@@ -227,6 +227,30 @@ fn the_documented_commands_feed_a_builder_on_a_real_server() {
     assert!(number(public, "pooled") >= 50, "{built}");
     assert_eq!(number(private, "pooled"), PRIVATE as u64, "{built}");
     assert_eq!(number(sent, "stored"), PRIVATE as u64, "{ingested}");
+}
+
+/// Without users, no administrator is needed.
+#[test]
+#[ignore = "needs the nats-server that scripts/real-nodes.sh installs, and is run by it"]
+fn the_documented_replicas_create_streams_on_a_real_cluster() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cluster = NatsCluster::start(folder.path(), 3, &NatsConfig::default()).expect("a cluster");
+    let urls = cluster.urls().join(",");
+    let node = node_on(DEV_CHAIN_ID);
+    let metrics_args = ["--metrics", ANY_PORT];
+    let flows = ["--publish", &urls, "--publish-private", &urls, "--replicas", "3"];
+    let mut ingest = ingest(&node, &[&metrics_args[..], &flows].concat());
+    let metrics = address(&mut ingest, "metrics at http://");
+    for flow in ["public", "private"] {
+        let state = format!(r#"order_stream_state{{flow="{flow}",side="publisher"}}"#);
+        until(metrics, &state, |state| state == usize::from(State::Live.code()));
+    }
+    for flow in ["PUBLIC", "PRIVATE"] {
+        let stream = format!("MEMPOOL_{DEV_CHAIN_ID}_{flow}");
+        let stored_by = cluster.servers().iter().filter(|server| server.stores_stream(&stream));
+        assert_eq!(stored_by.count(), 3, "{stream}");
+    }
+    finish(ingest);
 }
 
 /// Waits for a command that ends by itself with a failure.

@@ -41,6 +41,17 @@ fn a_database_error_is_no_execution_and_leaves_nothing_behind() {
     assert_eq!(world_of(&evm).commits, 1);
 }
 
+#[test]
+fn a_database_error_leaves_nothing_in_an_inspected_evm() {
+    let world = World { lost: Some(VICTIM), ..reader() };
+    let mut inspected = evm_with(world, SpecId::OSAKA, COINBASE, CountInspector::new());
+    let mut evm = Inspected(&mut inspected);
+    let refused = guard(&[]).execute(&mut evm, tx(ROUTER)).map(drop);
+    assert_eq!(refused, Err(ExecuteError::Evm(EVMError::Database(Lost(VICTIM)))));
+    guard(&[]).execute(&mut evm, tx(OTHER)).expect("the EVM is clean").commit();
+    assert_eq!(world_of(&inspected).commits, 1);
+}
+
 /// An EVM behind a trait such as that of alloy-evm, which offers only these two calls.
 struct Wrapped(TestEvm);
 

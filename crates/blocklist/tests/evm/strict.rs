@@ -17,6 +17,7 @@ use revm::{
     },
     primitives::{Address, U256, address, hardfork::SpecId},
 };
+use testkit::configured;
 
 use crate::support::{
     COINBASE, OTHER, ROUTER, SENDER, TestEvm, VICTIM, World,
@@ -83,7 +84,7 @@ fn attempting() -> World {
 /// A finished block under the strict policy, with one address listed.
 fn unverified<B>(listed: Address, block: B) -> Unverified<B> {
     let now = SystemTime::UNIX_EPOCH;
-    let config = BlocklistConfig { policy: Policy::Strict, ..BlocklistConfig::default() };
+    let config = configured(BlocklistConfig::default(), |config| config.policy = Policy::Strict);
     let list = SharedBlocklist::new(listed.to_string().as_bytes(), now, config, now);
     let guard = list.expect("a good list").begin_block(COINBASE, None, now).expect("not listed");
     match guard.finish(block) {

@@ -28,6 +28,7 @@ use revm::{
     },
     state::{AccountInfo, EvmState},
 };
+use testkit::configured;
 
 pub const SENDER: Address = address!("0x5e00000000000000000000000000000000000001");
 pub const COINBASE: Address = address!("0xfe00000000000000000000000000000000000001");
@@ -189,7 +190,7 @@ pub fn guard(listed: &[Address]) -> BlockGuard {
 }
 
 pub fn guard_for(listed: &[Address], coinbase: Address) -> BlockGuard {
-    let config = BlocklistConfig { min_addresses: 0, ..BlocklistConfig::default() };
+    let config = configured(BlocklistConfig::default(), |config| config.min_addresses = 0);
     let list = Blocklist::from_addresses(listed.iter().copied(), &config).expect("any number");
     BlockGuard::new(Arc::new(list), coinbase).expect("the coinbase is not listed")
 }

@@ -5,12 +5,13 @@ use std::{sync::Arc, time::SystemTime};
 use blocklist::{
     BlockGuard, Blocked, Blocklist, BlocklistConfig, Finished, How, Policy, SharedBlocklist,
 };
+use testkit::configured;
 
 use super::{LISTED_IN_A as LISTED, LISTED_IN_B as OTHER, UNLISTED as FEE_RECIPIENT};
 
 fn guard(policy: Policy) -> BlockGuard {
     let now = SystemTime::UNIX_EPOCH;
-    let config = BlocklistConfig { policy, ..BlocklistConfig::default() };
+    let config = configured(BlocklistConfig::default(), |config| config.policy = policy);
     let shared = SharedBlocklist::new(LISTED.to_string().as_bytes(), now, config, now);
     let begun = shared.expect("a good list").begin_block(FEE_RECIPIENT, Some(OTHER), now);
     begun.expect("neither is listed")

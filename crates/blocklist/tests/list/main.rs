@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use alloy_primitives::{Address, address};
 use blocklist::BlocklistConfig;
+use testkit::configured;
 
 const LISTED_IN_A: Address = address!("0x00000000000000000000000000000000000000aa");
 const LISTED_IN_B: Address = address!("0x00000000000000000000000000000000000000bb");
@@ -23,5 +24,5 @@ fn start() -> SystemTime {
 }
 
 fn hourly() -> BlocklistConfig {
-    BlocklistConfig { max_age: Some(HOUR), ..BlocklistConfig::default() }
+    configured(BlocklistConfig::default(), |config| config.max_age = Some(HOUR))
 }

@@ -19,6 +19,7 @@ use metrics_util::{
 };
 
 use tempfile::TempDir;
+use testkit::configured;
 
 use super::{HOUR, LISTED_IN_A, LISTED_IN_B, SECOND, UNLISTED, hourly, start};
 
@@ -149,7 +150,7 @@ fn a_list_that_is_stale_or_from_the_future_does_not_start() {
     let day_later = start() + DEFAULT_MAX_AGE + SECOND;
     let aged = |config| SharedBlocklist::new(A, start(), config, day_later);
     assert!(matches!(aged(default), Err(Error::Stale { .. })));
-    let forever = BlocklistConfig { max_age: None, ..default };
+    let forever = configured(default, |config| config.max_age = None);
     assert!(aged(forever).is_ok());
     // A date in the future is refused all the same: no list with a true date could replace it.
     let shared = SharedBlocklist::new(A, start(), forever, start()).expect("a good list");
@@ -157,7 +158,7 @@ fn a_list_that_is_stale_or_from_the_future_does_not_start() {
     assert!(matches!(refused, Err(Error::FromTheFuture { .. })), "{refused:?}");
     assert!(shared.reload(B, start() + SECOND, start() + SECOND).is_ok());
     // No list is younger than a maximum age of zero.
-    let never = BlocklistConfig { max_age: Some(Duration::ZERO), ..default };
+    let never = configured(default, |config| config.max_age = Some(Duration::ZERO));
     assert!(matches!(aged(never), Err(Error::Config { field: "max_age", .. })));
 }
 

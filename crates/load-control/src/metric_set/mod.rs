@@ -232,7 +232,10 @@ macro_rules! labels_of {
                 Self::$list[self.index()]
             }
 
+            /// Returns the position of the variant in the list.
             pub(crate) const fn index(&self) -> usize {
+                // A variant with fields cannot be cast to its number, so an enum without fields
+                // numbers the names in the same order.
                 enum Index {
                     $($variant,)*
                 }

@@ -23,12 +23,17 @@ use tokio::task::JoinHandle;
 
 /// A configuration with one reserved permit among the work permits.
 fn config(requests: usize, work_permits: usize) -> GateConfig {
-    let requests = Limit::Number(requests);
-    GateConfig { requests, work_permits, reserved_permits: 1, ..GateConfig::for_cores(2) }
+    let mut config = GateConfig::for_cores(2);
+    config.requests = Limit::Number(requests);
+    config.work_permits = work_permits;
+    config.reserved_permits = 1;
+    config
 }
 
-fn without_bursts(config: GateConfig, permit_wait: Duration) -> GateConfig {
-    GateConfig { permit_wait, burst_wait: Duration::ZERO, ..config }
+fn without_bursts(mut config: GateConfig, permit_wait: Duration) -> GateConfig {
+    config.permit_wait = permit_wait;
+    config.burst_wait = Duration::ZERO;
+    config
 }
 
 fn gate(requests: usize, permits: usize) -> Gate {
@@ -144,7 +149,8 @@ async fn a_closed_gate_serves_only_internal_work() {
 
 #[tokio::test]
 async fn without_a_limit_external_callers_wait_and_none_is_refused() {
-    let config = GateConfig { requests: Limit::Unlimited, ..config(1, 1) };
+    let mut config = config(1, 1);
+    config.requests = Limit::Unlimited;
     let (gate, now) = (Gate::new(config).unwrap(), Instant::now());
     let requests: Vec<_> = (0..20_000).map(|_| gate.enter(now).unwrap()).collect();
     let held = external(&gate).unwrap();
@@ -180,7 +186,10 @@ async fn deferred_work_of_external_callers_waits_within_their_share() {
 #[tokio::test(start_paused = true)]
 async fn callers_of_a_burst_wait_longer_than_callers_in_an_overload() {
     let (permit_wait, burst_wait) = (Duration::from_millis(250), Duration::from_secs(1));
-    let gate = Gate::new(GateConfig { permit_wait, burst_wait, ..config(100, 2) }).unwrap();
+    let mut config = config(100, 2);
+    config.permit_wait = permit_wait;
+    config.burst_wait = burst_wait;
+    let gate = Gate::new(config).unwrap();
     let waits = async || {
         let start = tokio::time::Instant::now();
         (acquire(&gate, Priority::Signed).await.map(drop), start.elapsed())

@@ -18,6 +18,7 @@ use parquet::{
     record::RowAccessor as _,
 };
 use tempfile::TempDir;
+use testkit::configured;
 
 use super::*;
 use crate::{columns::STEP_ROWS, pages::STEP_BYTES};
@@ -106,7 +107,7 @@ fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
 
 #[test]
 fn events_that_leave_the_log_are_counted_and_the_rest_is_recorded() {
-    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
+    let config = configured(PoolConfig::default(), |config| config.log_events = 256);
     let (folder, pool, mut follower) = follower(config);
     // It reads the empty pool, and then nothing until the log has wrapped.
     follower.read_events(Instant::now());
@@ -121,7 +122,7 @@ fn events_that_leave_the_log_are_counted_and_the_rest_is_recorded() {
 /// Orders of the first replay were neither recorded nor counted.
 #[test]
 fn orders_pooled_at_the_start_are_recorded_although_the_log_wraps() {
-    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
+    let config = configured(PoolConfig::default(), |config| config.log_events = 256);
     let (folder, pool, mut follower) = follower(config);
     fill(&pool, 0..500);
     follower.subscription = pool.subscribe_all();
@@ -231,7 +232,7 @@ fn a_row_names_its_block_unless_a_reorg_has_undone_it() {
 /// The next head that was read was taken for the one that had removed the transaction.
 #[test]
 fn a_row_names_no_block_if_its_head_was_missed() {
-    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
+    let config = configured(PoolConfig::default(), |config| config.log_events = 256);
     let (folder, pool, mut follower) = follower(config);
     fill(&pool, 0..1);
     follower.read_events(Instant::now());

@@ -9,6 +9,7 @@ use alloy_consensus::Transaction as _;
 use alloy_primitives::address;
 use mempool_recorder::{BadRow, RecorderConfig, Recording, RecordingConfig};
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
+use testkit::configured;
 
 use crate::files::{insert_all, pool, record, segments, signed};
 
@@ -24,7 +25,8 @@ const TYPES: [u8; 6] = [0, 0, 1, 2, 4, 3];
 fn every_row_of_a_mempool_dumpster_file_is_read() {
     let signer = address!("0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266");
     for trust_senders in [false, true] {
-        let config = RecordingConfig { trust_senders, ..RecordingConfig::default() };
+        let config =
+            configured(RecordingConfig::default(), |config| config.trust_senders = trust_senders);
         let rows = Recording::open(ARCHIVE, config).expect("a recording");
         let mut count = 0;
         for (index, row) in rows.enumerate() {

@@ -8,7 +8,10 @@ use std::{
 use alloy_primitives::B256;
 use mempool_recorder::{POLL_INTERVAL, Recorder, RecorderConfig};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
-use testkit::command::{Running, Signal, command_line};
+use testkit::{
+    command::{Running, Signal, command_line},
+    configured,
+};
 
 use crate::files::{LONG, all, insert, pool, segments};
 
@@ -20,7 +23,7 @@ const SEGMENTS: u64 = 4;
 fn a_recorder_that_does_not_end() {
     let folder = command_line().remove(1);
     let pool = pool();
-    let config = RecorderConfig { group_age: POLL_INTERVAL, ..RecorderConfig::new(folder) };
+    let config = configured(RecorderConfig::new(folder), |config| config.group_age = POLL_INTERVAL);
     let recorder = Recorder::start(&pool, config).expect("a folder");
     let mut out = LineWriter::new(std::io::stderr());
     let mut has_reported = false;

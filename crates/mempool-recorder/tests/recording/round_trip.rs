@@ -7,6 +7,7 @@ use mempool_recorder::{
 };
 use order_pool::PooledTransaction;
 use parquet::record::RowAccessor as _;
+use testkit::configured;
 
 use crate::files::{
     LONG, Values, all, columns, file, hash_text, hashes, insert_all, open, pool, raw, record,
@@ -96,9 +97,9 @@ fn recorder_and_recording_leave_out_blobs_on_demand() {
     let blobs = txs.iter().filter(|tx| tx.raw.len() > 130_000).count();
     assert!(blobs > 0);
     record(&pool, RecorderConfig::new(&with));
-    record(&pool, RecorderConfig { blobs: false, ..RecorderConfig::new(&without) });
+    record(&pool, configured(RecorderConfig::new(&without), |config| config.blobs = false));
 
-    let config = RecordingConfig { blobs: false, ..RecordingConfig::default() };
+    let config = configured(RecordingConfig::default(), |config| config.blobs = false);
     let mut recording = Recording::open(&with, config).expect("a recording");
     assert_eq!(recording.by_ref().filter(Result::is_ok).count(), 100 - blobs);
     assert_eq!(recording.left_out(), blobs as u64);
@@ -110,6 +111,26 @@ fn recorder_and_recording_leave_out_blobs_on_demand() {
     let rows: Vec<_> = open(&without).collect();
     let missing = rows.iter().filter(|row| matches!(row, Err(BadRow::NoSidecar { .. }))).count();
     assert_eq!((rows.len(), missing), (100, blobs));
+}
+
+/// It was delivered, because its first byte is not its type.
+#[test]
+fn a_blob_transaction_in_an_rlp_string_is_left_out_on_demand() {
+    let (_folder, path) = file();
+    let tx = signed(100, 50).into_iter().find(|tx| tx.raw.len() > 130_000).expect("one with blobs");
+    // A string whose length takes three bytes.
+    let length = (tx.raw.len() as u32).to_be_bytes();
+    let in_string = [&[0xba], &length[1..], &tx.raw[..]].concat();
+    let [times, hash, _] = columns(&[5], std::slice::from_ref(&tx));
+    write(&path, &[times, hash, Values::Bytes("rawTx", vec![Some(in_string.into())])]);
+    let read = |blobs| {
+        let config = configured(RecordingConfig::default(), |config| config.blobs = blobs);
+        let mut recording = Recording::open(&path, config).expect("a recording");
+        let rows: Vec<_> = recording.by_ref().map(|row| row.expect("a row").raw).collect();
+        (rows, recording.left_out())
+    };
+    assert_eq!(read(true), (vec![tx.raw.clone()], 0));
+    assert_eq!(read(false), (vec![], 1));
 }
 
 #[test]
@@ -126,7 +147,7 @@ fn an_error_names_the_required_column_that_is_missing() {
         assert_eq!(error.to_string(), format!("column {name} of {} is missing", path.display()));
     }
     write(&path, &columns());
-    let trusting = RecordingConfig { trust_senders: true, ..RecordingConfig::default() };
+    let trusting = configured(RecordingConfig::default(), |config| config.trust_senders = true);
     let error = Recording::open(&path, trusting).expect_err("no senders");
     assert_eq!(error.to_string(), format!("column from of {} is missing", path.display()));
     write(&path, &[Values::Bytes("timestamp", vec![None])]);
@@ -180,7 +201,7 @@ fn the_senders_of_a_file_are_trusted_only_on_demand() {
     write(&path, &[times, bytes("hash", hash), bytes("from", senders), raw]);
     let mut rows = open(&path);
     assert_eq!(rows.next().expect("a row").expect("good").tx.signer(), txs[0].sender);
-    let trusting = RecordingConfig { trust_senders: true, ..RecordingConfig::default() };
+    let trusting = configured(RecordingConfig::default(), |config| config.trust_senders = true);
     let mut rows = Recording::open(&path, trusting).expect("a recording");
     let trusted = rows.next().expect("a row").expect("good").tx.signer();
     assert_eq!(trusted, alloy_primitives::Address::repeat_byte(0x66));

@@ -1,7 +1,7 @@
 //! Decides which bundles enter, and which a message of their key, a block or a cancellation
 //! removes.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use alloy_primitives::B256;
 use chain_view::{Head, ObsoleteReason};
@@ -31,21 +31,25 @@ impl Core {
     ) -> Result<InsertOutcome, InsertOutcome> {
         self.sweep();
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
-        let holder = bundle.parts().holder;
+        let (holder, first_seen) = (bundle.parts().holder, bundle.first_seen());
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let state = self.merged_state(slot);
         let pooled = state.bundle.and_then(|seq| self.bundles.bundle(seq));
         if let Some(seq) = state.bundle
             && pooled.is_some_and(|pooled| pooled.content() == bundle.content())
         {
-            return self.add_bundle_holder(seq, holder);
+            // A replacement or a cancellation may have been sent in between to another machine.
+            let is_later = slot.is_some()
+                && bundle.nonce().is_none()
+                && pooled.is_some_and(|pooled| pooled.first_seen() < first_seen);
+            return self.add_bundle_holder(seq, holder, first_seen, is_later);
         }
         if bundle.txs().is_empty()
             && let Some(key) = bundle.key()
         {
             return self.cancel_by_bundle(key, &bundle);
         }
-        let sent_at = unix_micros(bundle.first_seen());
+        let sent_at = unix_micros(first_seen);
         let nonce = slot.map(|_| state.assign_nonce(bundle.nonce(), sent_at)).transpose()?;
         let sent_at = bundle.nonce().is_none().then_some(sent_at);
         let block = self.check_bundle(&bundle, self.limits.max_blocks_ahead)?;
@@ -55,7 +59,7 @@ impl Core {
         bundle.settle(block, nonce);
         let id = *bundle.id();
         if let Some(seq) = self.find(&id) {
-            return self.add_bundle_holder(seq, holder);
+            return self.add_bundle_holder(seq, holder, first_seen, false);
         }
         let seen = self.seen.table.state(&id);
         if seen == Some(SeenState::Known) {
@@ -85,12 +89,15 @@ impl Core {
         &mut self,
         seq: u64,
         holder: Holder,
+        sent_at: SystemTime,
+        is_later: bool,
     ) -> Result<InsertOutcome, InsertOutcome> {
         let Some(order) = self.order(seq).map(Arc::clone) else {
             return Ok(InsertOutcome::Known);
         };
-        if self.add_holder(seq, &bundle_charge(&order), (Kind::Bundle, holder))? {
-            self.publish(Effect::Transient(Event::Held { order, holder, terms: None }));
+        if self.add_holder(seq, &bundle_charge(&order), (Kind::Bundle, holder))? || is_later {
+            let held = Event::Held { order, holder, terms: None, sent_at };
+            self.publish(Effect::Transient(held));
         }
         Ok(InsertOutcome::Known)
     }
@@ -212,8 +219,8 @@ impl Core {
         bundle.txs().iter().position(|tx| self.chain.obsolete_reason(tx).is_none())
     }
 
-    /// Returns the transaction because of which a bundle cannot go into any block: the first
-    /// obsolete one that is required, or the first of all if all are obsolete.
+    /// Returns the transaction that keeps a bundle out of every block, if there is one: the first
+    /// obsolete one that is required, or the very first one if all are obsolete.
     pub(super) fn first_obsolete(&self, bundle: &Bundle) -> Option<(usize, ObsoleteReason)> {
         let mut first = None;
         let mut has_valid = false;

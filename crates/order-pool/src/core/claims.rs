@@ -2,12 +2,16 @@
 //!
 //! | order | holder | counts in | when that share is full |
 //! |---|---|---|---|
-//! | transaction that the node announced, or for which the host vouches | none | the node's share (`max_txs`, `max_tx_bytes`) | the transaction with the lowest tip is evicted if the new one pays more; one that is too small to make room is skipped |
-//! | raw transaction, private transaction, bundle | every party that sent it: the host, a signer that the host knows, an IPv4 address, an IPv6 /56, or a signer behind a front | each holder's own share: half of the cap for the host, a tenth for a known signer, a thirty-second for any other holder | the holder's signer with the most loses its last order: the transaction with the lowest tip, or the bundle for the latest block |
-//! | the same | the same | the share of an IPv6 /48 (four callers' shares) or of a front (eight) | the holder with the most loses an order in the same way, or else the next largest |
-//! | the same | the same | one half of the cap, the callers' or the known signers': once in each, however many hold it | the holder with the most loses an order in the same way, or else the next largest; an order is evicted for all its holders if each has more than the new order's holder, and otherwise stays |
-//! | bundle whose block has passed | the same | the same shares | it is removed first |
-//! | bundle for an earlier block than the new one's | the same | the same shares | it stays, and the new one is refused if nothing else can be evicted |
+//! | transaction that the node announced, or for which the host vouches | none | the node's share (`max_txs`, `max_tx_bytes`) | the transaction with the lowest tip is evicted if the new one pays more; one that is too small to make room is passed over |
+//! | raw transaction, private transaction, bundle | every party that sent it: the host, a signer that the host knows, an IPv4 address, an IPv6 /56, or a signer behind a front | each holder's own share: half of the cap for the host, a tenth for a known signer, a thirty-second for any other holder | the holder loses the lowest-ranked order of the signer of whom it has the most |
+//! | the same | the same | the joint share of an IPv6 /48 (four times a caller's) or of a front (eight times) | the holder with the most loses an order in the same way, if it has more than the new order's holder with the new order; or else the next largest |
+//! | the same | the same | one half of the cap, once however many hold it: the callers' (addresses, and signers behind fronts), or that of the host and the known signers | the same, but the order is evicted for all its holders, and stays if one of them does not have more than the new order's holder with the new order; then the next one is tried |
+//!
+//! A share is full by number or by bytes. Of transactions, the lowest tip ranks lowest; of bundles,
+//! the latest block; of equal ones, the newest. Orders without a signer count as one signer's. A
+//! bundle whose block has passed is removed first, if that makes room; no other bundle is evicted
+//! for one for a later block. The new order is refused if it would go first itself, or if nothing
+//! else may go.
 //!
 //! An order stays in the pool until its last holder loses it. So nobody can send another sender's
 //! order first and then have it evicted by overflowing a share of their own. A holder loses an
@@ -41,7 +45,7 @@ pub(super) const MAX_EVICTED_BUNDLES: usize = 64;
 const RELEASED_PER_STEP: usize = 256;
 
 /// The most claims that are released together with their order. The others are released in steps.
-const RELEASED_AT_ONCE: usize = 16;
+const RELEASED_AT_ONCE: usize = 8;
 
 /// What an order is sent as. Each kind has caps of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,13 +64,14 @@ impl Kind {
     }
 }
 
-/// What an order was sent as, and by whom.
+/// A holder that has sent an order, and the kind of order as which it counts for that holder.
 pub(super) type Claim = (Kind, Holder);
 
-/// What an order may cost the sender of its first transaction: the sender, the nonce, and wei.
+/// The most wei that an order may cost the sender of its first transaction: the sender, the nonce
+/// of that transaction, and the wei.
 type Cost = (Address, u64, U256);
 
-/// What an order is charged as to each of its holders.
+/// The rank and the size with which an order counts for each of its holders.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Charge {
     rank: i128,
@@ -218,8 +223,8 @@ impl Claims {
         Ok(())
     }
 
-    /// Returns the first bundle for a block before `next_block` that `is_evictable` admits, in a
-    /// share that is too full for a new claim.
+    /// Returns a bundle whose block is before `next_block` and whose removal makes room for a new
+    /// claim: see [`Half::expired_bundle`].
     pub(super) fn expired_bundle(
         &self,
         new: &NewClaim,
@@ -298,7 +303,7 @@ mod tests {
         let left = |claims: &Claims| {
             claims.removed.iter().map(|removed| removed.order.holders.len()).sum::<usize>()
         };
-        for expected in [568, 312, 56, 0] {
+        for expected in [584, 328, 72, 0] {
             assert_eq!(left(&claims), expected);
             claims.release_some();
         }

@@ -1,4 +1,5 @@
-//! Decides which claims end so that a new one fits into its half.
+//! Decides which claims end so that a new one fits into its half of a cap. A claim says that a
+//! holder has sent an order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +12,21 @@ use super::{
 use crate::{error::RejectReason, holder::Holder};
 
 /// An order's rank and its sequence number. Of a signer's orders, the one with the highest key is
-/// evicted first: of equal rank the one accepted last, so that junk evicts no older order.
+/// evicted first. Of orders with equal ranks that is the one accepted last, so that junk evicts no
+/// older order.
 ///
-/// A transaction ranks by the tip that it pays at the base fee of its acceptance, the highest tip
-/// first. A fee is only a claim, so it ranks a transaction among those of its holder alone. A
-/// bundle ranks by its block, since nobody knows what it pays without executing it.
+/// The rank of a transaction is the negative tip that it pays at the base fee of its acceptance, so
+/// the lowest tip is evicted first. It is compared only with transactions of the same holder,
+/// because anyone may promise a high fee. The rank of a bundle is its block, since nobody knows
+/// what it pays without executing it.
 pub(super) type EvictionKey = (i128, u64);
 
-/// The most holders of an order that lose it together. An order with more is passed over, so that
-/// the search is bounded.
+/// The most holders of an order that is evicted for all of them. An order with more holders is
+/// skipped, so that the search is bounded.
 const MAX_HOLDERS: usize = 16;
 
-/// The most claims that end together with those of others, at a microsecond each.
+/// The most claims that end for one new claim, if some of them are on orders with several holders.
+/// Each costs a microsecond.
 const MAX_ENDED_CLAIMS: usize = 2_048;
 
 /// The most orders with several holders that are inspected for one claim. Each costs up to
@@ -32,8 +36,11 @@ const MAX_SHARED_ORDERS: usize = 512;
 /// The most orders that are inspected for one claim, at less than a microsecond each.
 const MAX_INSPECTED_ORDERS: usize = 4_096;
 
-/// The most holders from the largest on that are asked for room for one claim.
+/// The most holders whose orders are inspected for one claim, beginning with the largest.
 const MAX_LARGEST_HOLDERS: usize = 16;
+
+/// The most bundles of past blocks that are inspected for one claim.
+const MAX_INSPECTED_EXPIRED: usize = 256;
 
 /// An order that at least one holder of the half has sent.
 #[derive(Clone, Debug)]
@@ -45,14 +52,16 @@ pub(super) struct HeldOrder {
     pub(super) holders: Vec<Holder>,
 }
 
-/// The orders of one kind that callers hold, or that the host and the signers that it knows hold.
+/// One of the two halves of a cap, and its orders: those of callers, or those of the host and the
+/// signers that it knows.
 #[derive(Debug, Default)]
 pub(crate) struct Half {
+    /// By sequence number.
     orders: BTreeMap<u64, HeldOrder>,
     eviction_keys: BTreeSet<EvictionKey>,
-    /// The size of the orders, each counted once.
+    /// The size of the orders. An order with several holders counts once.
     size: Size,
-    /// The usage by claims.
+    /// The claims by holder and signer. An order counts once for each of its holders.
     usage: Usage<Option<Address>, EvictionKey>,
     /// The number of claims in `usage` on orders that [`Self::take`] removed.
     unreleased: usize,
@@ -132,8 +141,13 @@ impl Half {
         }
     }
 
-    /// Returns the first evictable bundle for a block before `next_block`, in the first share that
-    /// is too full for the claim.
+    /// Returns the sequence number of a bundle whose block is before `next_block` and whose removal
+    /// makes room for the claim. It is in the first share that would be too full with the claim, of
+    /// the holder's share, that of its network, and the half. The other shares are not searched,
+    /// because the claim needs room in the first one in any case. `None` if there is room, or if no
+    /// such bundle is among the first [`MAX_INSPECTED_EXPIRED`]: then live orders are evicted.
+    ///
+    /// `is_evictable` says whether the bundle with this sequence number may be removed now.
     pub(super) fn expired_bundle(
         &self,
         new: &NewClaim,
@@ -141,11 +155,12 @@ impl Half {
         next_block: u64,
         is_evictable: impl Fn(u64) -> bool,
     ) -> Option<u64> {
-        const MAX_INSPECTED: usize = 256;
+        // Only for the sizes with the new claim.
         let plan = EvictionPlan::new(self, new);
+        // The rank of a bundle is its block.
         let end = (i128::from(next_block), 0);
         let first_evictable = |seqs: &mut dyn Iterator<Item = u64>| {
-            seqs.take(MAX_INSPECTED).find(|seq| is_evictable(*seq))
+            seqs.take(MAX_INSPECTED_EXPIRED).find(|seq| is_evictable(*seq))
         };
         let own_caps = caps.for_holder(&new.holder);
         let network = new.holder.network();
@@ -154,6 +169,7 @@ impl Half {
             first_evictable(&mut held.items.range(..end).map(|(_, seq)| *seq))
         } else if plan.network.exceeds(&caps.for_network(network)).is_some() {
             let held = self.usage.networks.get(&network?)?;
+            // `Holder::Host` is the lowest holder.
             let end = (end, Holder::Host);
             first_evictable(&mut held.items.range(..end).map(|((_, seq), _)| *seq))
         } else if plan.all.exceeds(&caps.half).is_some() {
@@ -290,7 +306,8 @@ impl<'a> EvictionPlan<'a> {
         plan
     }
 
-    /// Leaves the unreleased claims of the new claim's holder out of account.
+    /// Subtracts the claims of the new claim's holder on removed orders, which are not released
+    /// yet.
     fn discount_own(&mut self) {
         let Some(held) = self.half.usage.holders.get(&self.new.holder) else { return };
         for (signer, usage) in &held.signers {
@@ -305,9 +322,9 @@ impl<'a> EvictionPlan<'a> {
         }
     }
 
-    /// Chooses claims of the largest holder until there is enough room, or else of the next largest
-    /// ones, of those that have more than the new claim's holder, or else of that one. Returns
-    /// whether there is enough room.
+    /// Chooses claims of the largest holder until there is enough room. If its claims do not
+    /// suffice, continues with the next largest holders that have more than the new claim's holder,
+    /// and at last with that holder itself. Returns whether there is enough room.
     fn evict_largest<'b>(
         &mut self,
         by_size: impl Iterator<Item = &'b (usize, Holder)>,
@@ -329,8 +346,8 @@ impl<'a> EvictionPlan<'a> {
         }
     }
 
-    /// Whether an order of so few bytes cannot help: all orders that may still be evicted would not
-    /// make room if each had as few.
+    /// Whether an order of this size is too small to help: even if as many orders of this size were
+    /// evicted as may still be evicted, there would not be enough room.
     fn is_too_small(&self, bytes: usize, scope: Scope) -> bool {
         let (size, caps) = match scope {
             Scope::Holder(caps) => (self.own, caps),
@@ -383,9 +400,9 @@ impl<'a> EvictionPlan<'a> {
         !self.is_over(scope)
     }
 
-    /// Chooses the claim of a holder on an order, and in the half all other claims on it too. Does
-    /// not if that would not help, or if one of the other holders has no more than the new claim's
-    /// holder. Returns whether it did.
+    /// Chooses the claim of a holder on an order, and in the half all other claims on it too.
+    /// Chooses nothing if that would not help, or if one of the other holders does not have more
+    /// than the new claim's holder. Returns whether it chose the claim.
     fn choose(
         &mut self,
         holder: Holder,

@@ -78,7 +78,7 @@ pub(crate) enum Effect {
     PrivateCancellationForgotten(u64),
 }
 
-/// What a block has made obsolete, because of which bundles may be invalid.
+/// A change by a block that may have made bundles invalid.
 #[derive(Clone, Copy, Debug)]
 enum Invalidation {
     Mined(B256),
@@ -94,6 +94,8 @@ pub(crate) struct Core {
     limits: Limits,
     /// The sequence number of the next event.
     pub(crate) next_seq: u64,
+    /// The number of sources that feed the pool.
+    pub(crate) feeds: usize,
     now: Duration,
     /// The changes of the current operation, which its caller publishes.
     pub(crate) effects: Vec<Effect>,
@@ -121,6 +123,7 @@ impl Core {
         let orders = [options.max_txs, external, options.max_bundles];
         Self {
             next_seq: 0,
+            feeds: 0,
             now: Duration::ZERO,
             effects: Vec::new(),
             txs: PooledTxs::default(),
@@ -321,8 +324,8 @@ impl Core {
         if let (Kind::Bundle, Some(head)) = (claim.0, self.chain.head()) {
             let next_block = head.number.saturating_add(1);
             while new.max_evicted > 0 {
-                // A reorg must be able to put back a bundle that a block has made invalid, so such
-                // a bundle waits for [`Self::sweep`].
+                // A bundle that a block has made invalid waits for [`Self::sweep`], which remembers
+                // it, so that a reorg can put it back.
                 let is_evictable = |other| {
                     let bundle = self.bundles.bundle(other);
                     Some(other) != replaced

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use alloy_primitives::Address;
@@ -33,6 +33,8 @@ pub(super) struct TxEntry {
     /// The signer of all requests that sent it, as a private transaction; `None` if the requests
     /// had different signers, or if one of them sent it as a raw transaction.
     pub(super) signer: Option<Address>,
+    /// When that signer sent it last.
+    pub(super) sent_at: SystemTime,
     /// Whether it counts in the node's share, and not in those of its holders.
     pub(super) is_of_node_share: bool,
 }
@@ -126,8 +128,9 @@ impl PooledTxs {
         self.by_time.first().filter(|(until, _)| *until <= now).map(|(_, seq)| *seq)
     }
 
-    /// Returns the first transaction whose last block is `head` or a lower one, or else the last
-    /// one whose last block is above `highest`, after its last block.
+    /// Returns the last block and the sequence number of a transaction whose last block has passed
+    /// or is too far ahead: the one with the lowest last block up to `head`, or, if there is none,
+    /// the one with the highest last block above `highest`.
     pub(super) fn expired_by_block(&self, head: u64, highest: u64) -> Option<(u64, u64)> {
         let passed = self.by_block.first().filter(|(block, _)| *block <= head);
         let too_far = || self.by_block.last().filter(|(block, _)| *block > highest);

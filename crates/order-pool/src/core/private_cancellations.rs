@@ -52,9 +52,9 @@ impl PrivateCancellations {
         (tx.first_seen() <= cancelled_at).then_some(cancelled_at)
     }
 
-    /// Whether a cancellation is to be remembered and published. One that a later one covers is not.
-    /// Of transactions that are not in the pool each caller, and each signer that the host knows,
-    /// has a limited number.
+    /// Whether a cancellation is remembered and published: not if a later one covers it. The number
+    /// of cancellations of transactions that are not in the pool is limited for each caller, and
+    /// for each signer that the host knows.
     pub(crate) fn admits(
         &mut self,
         cancellation: &PrivateCancellation,

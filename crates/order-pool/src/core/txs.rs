@@ -1,6 +1,10 @@
 //! Decides which transactions enter, in which share they count, and when one is removed.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use alloy_primitives::B256;
 use chain_view::ObsoleteReason;
@@ -21,9 +25,9 @@ use crate::{
     read::SeenState,
 };
 
-/// A transaction that is sent again is kept longer only if that adds at least this part of the
-/// retention (a fifth), because subscribers are notified each time.
-const LEAST_EXTENSION: u32 = 5;
+/// A transaction that is sent again is kept longer only if that adds at least
+/// `tx_retention / EXTENSION_DIVISOR` (a fifth), because subscribers are notified each time.
+const EXTENSION_DIVISOR: u32 = 5;
 
 /// The most transactions of one sender and nonce that are compared, of those that a node lists.
 const MAX_SAME_NONCE: usize = 16;
@@ -78,7 +82,8 @@ impl Core {
         let Order::Tx(tx) = &*order else { return Ok(()) };
         if again.origin().is_external() {
             tx.record_repeat(again.origin(), again.first_seen());
-            return self.add_claim_to_tx(seq, again.holder(), again.private_terms());
+            let sent_at = again.first_seen();
+            return self.add_claim_to_tx(seq, again.holder(), again.private_terms(), sent_at);
         }
         if tx.record_repeat(again.origin(), again.first_seen()) {
             self.publish(Effect::Transient(Event::BecamePublic(Arc::clone(&order))));
@@ -126,7 +131,9 @@ impl Core {
         seq
     }
 
-    /// Replaces a pooled transaction by one of the node's share with another envelope.
+    /// Removes a pooled transaction and adds it again as `order`, in the node's share: the same
+    /// signed transaction with the sidecar that the node announced. Returns its new sequence
+    /// number.
     fn replace_envelope(&mut self, seq: u64, order: Arc<Order>) -> u64 {
         let Some(mut entry) = self.detach_tx(seq) else { return seq };
         self.publish_removal(seq, &entry.order, RemoveReason::Replaced);
@@ -196,15 +203,16 @@ impl Core {
         }
     }
 
-    /// Keeps a transaction for the retention from now on, if that extends its time by at least a
-    /// fifth of the retention. Returns whether it does.
+    /// Keeps a transaction until `tx_retention` from now, if no node lists it, and if that is later
+    /// than before by at least a fifth of `tx_retention`. A transaction that a node lists is kept
+    /// until it is unlisted. Returns whether the transaction is kept longer than before.
     fn keep_for_retention(&mut self, seq: u64) -> bool {
         let Some(retention) = self.txs.get(seq).map(|entry| entry.retention) else { return false };
         let tx_retention = self.limits.options.tx_retention;
         let until = self.now.saturating_add(tx_retention);
         let is_longer = !retention.is_listed
             && retention.until.is_none_or(|before| {
-                before.saturating_add(tx_retention / LEAST_EXTENSION) <= until
+                before.saturating_add(tx_retention / EXTENSION_DIVISOR) <= until
             });
         if is_longer {
             self.txs.set_retention(seq, Retention { until: Some(until), ..retention });
@@ -218,9 +226,10 @@ impl Core {
         hash: &B256,
         holder: Holder,
         terms: Option<&PrivateTerms>,
+        sent_at: SystemTime,
     ) -> Result<InsertOutcome, InsertOutcome> {
         let seq = self.find(hash).ok_or(InsertOutcome::AlreadyRemoved)?;
-        self.add_claim_to_tx(seq, holder, terms)?;
+        self.add_claim_to_tx(seq, holder, terms, sent_at)?;
         Ok(InsertOutcome::Known)
     }
 
@@ -232,6 +241,7 @@ impl Core {
         seq: u64,
         holder: Holder,
         terms: Option<&PrivateTerms>,
+        sent_at: SystemTime,
     ) -> Result<(), RejectReason> {
         let Some(entry) = self.txs.get(seq) else { return Ok(()) };
         let Some(tx) = entry.order.as_tx() else { return Ok(()) };
@@ -248,13 +258,19 @@ impl Core {
             let new_signer = terms.and_then(|terms| terms.signer);
             entry.signer = entry.signer.filter(|own| Some(*own) == new_signer);
             is_news |= entry.signer != signer;
+            // A cancellation that was sent in between, perhaps to another machine, does not cancel
+            // it.
+            if entry.signer.is_some() && entry.sent_at < sent_at {
+                entry.sent_at = sent_at;
+                is_news = true;
+            }
         }
         is_news |= match terms {
             Some(terms) => self.keep_until_block(seq, terms.max_block),
             None => self.keep_for_retention(seq),
         };
         if is_news && !order.as_tx().is_some_and(Transaction::is_public) {
-            let held = Event::Held { order, holder, terms: terms.copied() };
+            let held = Event::Held { order, holder, terms: terms.copied(), sent_at };
             self.publish(Effect::Transient(held));
         }
         Ok(())
@@ -340,12 +356,15 @@ impl Core {
         let is_own = |terms: &PrivateTerms| terms.signer == Some(signer);
         let own = tx.filter(|tx| tx.private_terms().is_some_and(is_own));
         let entry = found.and_then(|seq| self.txs.get(seq));
+        let is_sent_later = entry.is_some_and(|entry| entry.sent_at > cancelled_at);
+        // The node has announced it, or another caller sent it too.
         let is_shared =
             entry.is_none_or(|entry| entry.is_of_node_share || entry.signer != Some(signer));
         if own.is_some() && is_shared {
             return CancelPrivateOutcome::Public;
         }
-        let cancelled = found.filter(|_| own.is_some_and(|tx| tx.first_seen() <= cancelled_at));
+        // A transaction that was sent again after the cancellation stays.
+        let cancelled = found.filter(|_| own.is_some() && !is_sent_later);
         if let Some(seq) = cancelled {
             self.remove_tx(seq, RemoveReason::Cancelled);
         }
@@ -394,6 +413,7 @@ impl Core {
             charge,
             retention: Retention { is_listed: false, until, last_block },
             signer: terms.and_then(|terms| terms.signer),
+            sent_at: tx.first_seen(),
             is_of_node_share,
         };
         self.txs.insert(seq, entry);

@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use alloy_primitives::{Address, B256, Keccak256};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Order, Transaction};
@@ -33,6 +34,47 @@ pub struct Cancellation {
     /// searcher chose `nonce`, or if it is permanent.
     pub sent_at: Option<SystemTime>,
 }
+
+/// Where in the block a searcher wants a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum DesiredState {
+    /// After all other transactions.
+    BottomOfBlock,
+}
+
+impl DesiredState {
+    /// Returns the byte that stands for it in hashes and messages; never 0.
+    pub const fn to_byte(self) -> u8 {
+        match self {
+            Self::BottomOfBlock => 1,
+        }
+    }
+
+    /// Returns what [`Self::to_byte`] made a byte of, and `None` for every other byte.
+    pub const fn from_byte(byte: u8) -> Option<Self> {
+        match byte {
+            1 => Some(Self::BottomOfBlock),
+            _ => None,
+        }
+    }
+}
+
+/// Contract state that a bundle targets, for example a pool of an exchange.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StateTarget {
+    /// The contract.
+    pub address: Address,
+    /// The storage slots; none stands for all slots of the contract.
+    pub slots: Vec<B256>,
+}
+
+/// Most entries of [`BundleParts::targets`]. BuilderNet documents no limit; bundles have at most as
+/// many transactions.
+pub const MAX_TARGET_ADDRESSES: usize = 100;
+
+/// Most storage slots of all [`BundleParts::targets`] of a bundle together: 32 kB.
+pub const MAX_TARGET_SLOTS: usize = 1_000;
 
 /// The fields of a bundle, before they are checked. `Default` is an empty bundle.
 #[derive(Clone, Debug, Default)]
@@ -70,6 +112,11 @@ pub struct BundleParts {
     pub delayed_refund: bool,
     /// The recipient of BuilderNet's refunds; `None` is the signer.
     pub refund_identity: Option<Address>,
+    /// Where in the block the searcher wants it. The pool only carries it, for the host.
+    pub desired_state: Option<DesiredState>,
+    /// The state that it targets: at most [`MAX_TARGET_ADDRESSES`] contracts and
+    /// [`MAX_TARGET_SLOTS`] slots. The pool only carries it, for the host.
+    pub targets: Vec<StateTarget>,
     /// The signer of the request, if it is signed.
     pub signer: Option<Address>,
     /// The holder against whom the pool counts it. Not part of its identity. Default
@@ -134,7 +181,10 @@ impl Bundle {
         let hashes: usize = lists.iter().map(|list| list.capacity()).sum();
         let txs: usize = parts.txs.iter().map(Transaction::size_bytes).sum();
         let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
-        let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
+        let slots: usize = parts.targets.iter().map(|target| target.slots.capacity()).sum();
+        let targets = parts.targets.capacity() * size_of::<StateTarget>();
+        let size_bytes =
+            size_of::<Order>() + txs + spare + targets + (hashes + slots) * size_of::<B256>();
         let first_seen = parts.first_seen.unwrap_or_else(arrival);
         let (id, has_assigned_nonce) = (content, false);
         Ok(Self { parts, hash, content, id, has_assigned_nonce, first_seen, size_bytes })
@@ -264,6 +314,19 @@ fn check(parts: &BundleParts) -> Result<(), BundleError> {
             limit: MAX_REFUND_TX_HASHES,
         });
     }
+    check_targets(parts.targets.len(), parts.targets.iter().map(|target| target.slots.len()).sum())
+}
+
+/// Checks the number of targeted contracts, and of their storage slots together.
+pub(super) fn check_targets(addresses: usize, slots: usize) -> Result<(), BundleError> {
+    for (field, value, limit) in [
+        ("targetAddresses", addresses, MAX_TARGET_ADDRESSES),
+        ("targetSlots", slots, MAX_TARGET_SLOTS),
+    ] {
+        if value > limit {
+            return Err(BundleError::TooMany { field, value, limit });
+        }
+    }
     Ok(())
 }
 
@@ -295,5 +358,12 @@ fn content_hash(parts: &BundleParts, bundle_hash: &B256) -> B256 {
     }
     hasher.update([u8::from(parts.uuid.is_some())]);
     hasher.update(parts.uuid.unwrap_or_default().as_bytes());
+    hasher.update([parts.desired_state.map_or(0, DesiredState::to_byte)]);
+    hasher.update((parts.targets.len() as u64).to_be_bytes());
+    for target in &parts.targets {
+        hasher.update(target.address);
+        hasher.update((target.slots.len() as u64).to_be_bytes());
+        target.slots.iter().for_each(|slot| hasher.update(slot));
+    }
     hasher.finalize()
 }

@@ -14,7 +14,7 @@ use crate::holder::Holder;
 pub use bundle::*;
 pub use sidecar::load_trusted_setup;
 pub use transaction::{Funds, Origin, PrivateCancellation, PrivateTerms, Transaction};
-pub use wire::{Ignored, RawBundle, RawCancelBundle};
+pub use wire::{Ignored, RawBundle, RawCancelBundle, StorageSlot};
 
 /// The memory of one order besides its own contents, in bytes: its index entries, its slot in a
 /// page of the live set, its slots in the event log, and the allocator's overhead.

@@ -4,21 +4,27 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
-use std::time::SystemTime;
+use std::{borrow::Cow, time::SystemTime};
 
 use alloy_consensus::transaction::SignerRecoverable;
 use alloy_eips::eip2718::Decodable2718;
-use alloy_primitives::{Address, B256, Bytes};
+use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_serde::quantity;
 use chain_view::PooledTransaction;
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::{
+    Deserialize, Serialize,
+    de::{Error as _, IgnoredAny},
+};
 use uuid::Uuid;
 
-use super::{Bundle, BundleParts, MAX_REFUND_PERCENT, Origin, Transaction};
+use super::{
+    Bundle, BundleParts, DesiredState, MAX_REFUND_PERCENT, Origin, StateTarget, Transaction,
+    bundle::check_targets,
+};
 use crate::{error::BundleError, holder::Holder};
 
 /// The parameters of `eth_sendBundle` as received: the fields that rbuilder (develop of June 2026,
-/// `RawBundleMetadata`) and Flashbots document. An unknown field is an error.
+/// `RawBundleMetadata`), Flashbots, BuilderNet and Titan document. An unknown field is an error.
 ///
 /// Not `alloy_rpc_types_mev::EthSendBundle`: it requires the block number, accepts unknown fields
 /// silently, and reports a refund percent of 300 as a parser error.
@@ -26,7 +32,8 @@ use crate::{error::BundleError, holder::Holder};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RawBundle {
     /// `v1` or `v2`; absent is `v2`. A v1 bundle has none of the fields that v2 added:
-    /// `droppingTxHashes`, `refundPercent`, `refundRecipient`, `refundTxHashes`, `delayedRefund`.
+    /// `droppingTxHashes`, `refundPercent`, `refundRecipient`, `refundTxHashes`, `delayedRefund`,
+    /// `desiredState`, `targetAddresses`, `targetSlots`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Signed transactions in EIP-2718 form; blob transactions with their sidecar.
@@ -78,6 +85,17 @@ pub struct RawBundle {
     /// See [`BundleParts::refund_identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refund_identity: Option<Address>,
+    /// Where in the block the searcher wants the bundle: `BottomOfBlock`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired_state: Option<DesiredState>,
+    /// The contracts whose state the bundle targets; at most
+    /// [`MAX_TARGET_ADDRESSES`](super::MAX_TARGET_ADDRESSES).
+    #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
+    pub target_addresses: Vec<Address>,
+    /// For each of [`Self::target_addresses`], in their order, the storage slots that the bundle
+    /// targets; none stands for all. At most [`MAX_TARGET_SLOTS`](super::MAX_TARGET_SLOTS) in all.
+    #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
+    pub target_slots: Vec<Vec<StorageSlot>>,
     /// The signer of a request that a proxy forwards. It proves nothing: the caller of
     /// [`Self::resolve`] decides who the signer is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,6 +107,22 @@ pub struct RawBundle {
     /// not kept, however long it is.
     #[serde(default, skip_serializing)]
     pub builders: Ignored,
+}
+
+/// A storage slot. It is read from 1 to 64 hex digits after `0x`, and written with all 64.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct StorageSlot(pub B256);
+
+impl<'de> Deserialize<'de> for StorageSlot {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<'de, str>::deserialize(deserializer)?;
+        // The length comes first, because the parser accepts leading zeros without a limit.
+        let digits = text.strip_prefix("0x").filter(|digits| (1..=64).contains(&digits.len()));
+        let number = digits.and_then(|digits| U256::from_str_radix(digits, 16).ok());
+        let slot = number.map(|number| Self(number.into()));
+        slot.ok_or_else(|| D::Error::custom("a storage slot must be 0x and 1 to 64 hex digits"))
+    }
 }
 
 /// A field that is accepted with any value, and not kept.
@@ -187,6 +221,12 @@ impl RawBundle {
         if let Some(value) = index.filter(|index| *index >= txs as u64 && txs > 0) {
             return Err(BundleError::RefundIndex { value, txs });
         }
+        let addresses = self.target_addresses.len();
+        check_targets(addresses, self.target_slots.iter().map(Vec::len).sum())?;
+        let lists = self.target_slots.len();
+        if lists != 0 && lists != addresses {
+            return Err(BundleError::TargetSlots { lists, addresses });
+        }
         // A bundle without transactions is a cancellation, whatever its version.
         if self.txs.is_empty() { Ok(()) } else { self.check_version() }
     }
@@ -211,6 +251,8 @@ impl RawBundle {
             ("refundTxHashes", !self.refund_tx_hashes.is_empty()),
             ("refundIndex", self.refund_index.is_some()),
             ("delayedRefund", self.delayed_refund.is_some()),
+            ("desiredState", self.desired_state.is_some()),
+            ("targetAddresses", !self.target_addresses.is_empty()),
         ];
         match v2_fields.into_iter().find(|(_, is_present)| *is_present) {
             Some((field, _)) => Err(BundleError::NotInVersion { field }),
@@ -249,6 +291,12 @@ impl RawBundle {
                 }
             }
         }
+        let mut slots = self.target_slots.into_iter();
+        let targets = self.target_addresses.into_iter().map(|address| {
+            let slots = slots.next().unwrap_or_default().into_iter().map(|slot| slot.0).collect();
+            StateTarget { address, slots }
+        });
+        let targets = targets.collect();
         let unless_zero = |number: Option<u64>| number.filter(|number| *number != 0);
         Bundle::new(BundleParts {
             txs,
@@ -264,6 +312,8 @@ impl RawBundle {
             refund_tx_hashes,
             delayed_refund: self.delayed_refund.unwrap_or(false),
             refund_identity: self.refund_identity,
+            desired_state: self.desired_state,
+            targets,
             signer,
             holder,
             first_seen: Some(first_seen),

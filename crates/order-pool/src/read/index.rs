@@ -92,14 +92,16 @@ impl Slots {
         (0..self.0.len()).map(move |step| (tag as usize + step) & mask)
     }
 
-    fn find<T>(&self, wanted: u64, mut confirm: impl FnMut(u64) -> Option<T>) -> Option<T> {
+    /// Calls `confirm` with the sequence number of each entry that has this tag, until it returns a
+    /// value. Different hashes can have the same tag, so `confirm` compares the hash of the order.
+    fn find<T>(&self, wanted_tag: u64, mut confirm: impl FnMut(u64) -> Option<T>) -> Option<T> {
         // `Acquire` pairs with the writer's `Release`: a reader that sees a tombstone or a word
-        // sees what the writer did before it. The live set itself publishes the order of a sequence
-        // number.
-        self.probe(wanted)
+        // sees what the writer did before it. The order itself is read from its live page, which
+        // has an ordering of its own.
+        self.probe(wanted_tag)
             .map(|index| self.0[index].load(Acquire))
             .take_while(|word| *word != EMPTY)
-            .filter(|word| *word != TOMBSTONE && tag(*word) == wanted)
+            .filter(|word| *word != TOMBSTONE && tag(*word) == wanted_tag)
             .find_map(|word| confirm(seq(word)))
     }
 

@@ -27,6 +27,7 @@ pub(super) const PAGE_ENTRIES: usize = 256;
 /// in an open page.
 const PAGE_BYTES: usize = 4 << 20;
 
+/// The value of [`Entry::removed`] while the order is in the pool.
 const LIVE: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -269,8 +270,8 @@ impl LiveWriter {
         }
     }
 
-    /// Makes the pages visible to readers. Returns the replaced table, which is to be dropped
-    /// without a lock.
+    /// Makes the pages visible to readers. Returns the replaced table. The caller must drop it
+    /// after it has released its lock.
     pub(super) fn publish(&mut self, table: &ArcSwap<LiveTable>) -> Option<Arc<LiveTable>> {
         std::mem::take(&mut self.changed).then(|| {
             let pages = self.pages.values().map(|state| Arc::clone(&state.page)).collect();

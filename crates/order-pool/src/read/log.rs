@@ -25,6 +25,7 @@ pub(super) struct Slot {
     pub(super) block: Option<u64>,
 }
 
+/// The memory of one event in a segment.
 pub(crate) const SLOT_BYTES: usize = size_of::<OnceLock<Slot>>();
 
 #[derive(Debug)]
@@ -136,8 +137,8 @@ impl LogWriter {
         true
     }
 
-    /// Makes the segments visible to readers. Returns the replaced table, which is to be dropped
-    /// without a lock.
+    /// Makes the segments visible to readers. Returns the replaced table. The caller must drop it
+    /// after it has released its lock.
     pub(super) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
         std::mem::take(&mut self.changed).then(|| {
             table.swap(Arc::new(LogTable {

@@ -17,7 +17,7 @@
 //! pages, and last the log's head. It wakes readers after it has released the lock. A reader loads
 //! the log's head first and the tables after it, so the tables contain everything below that head.
 //! Memory that a reader may need is not freed before the log has dropped it, so a reader that is
-//! too late is told so ([`Lagged`](crate::Lagged)).
+//! too late receives an error ([`Lagged`](crate::Lagged)).
 
 mod garbage;
 mod heads;
@@ -29,7 +29,7 @@ mod seen;
 mod subscription;
 mod wake;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use alloy_primitives::B256;
 use arc_swap::ArcSwap;
@@ -56,6 +56,8 @@ pub(crate) struct Tables {
     live: ArcSwap<LiveTable>,
     index: Arc<IndexTable>,
     pub(crate) seen: Arc<SeenTable>,
+    /// No source feeds the pool any more.
+    pub(crate) has_feed_ended: AtomicBool,
     pub(crate) counters: Counters,
 }
 
@@ -68,6 +70,7 @@ impl Tables {
             live: ArcSwap::default(),
             index: Arc::clone(&index.table),
             seen: Arc::clone(&seen.table),
+            has_feed_ended: AtomicBool::new(false),
             counters: Counters::new(),
         }
     }

@@ -13,11 +13,13 @@ use std::{
 
 use alloy_primitives::B256;
 
+/// A free slot. No fingerprint is zero.
 const EMPTY: u64 = 0;
 
 /// The bits of a fingerprint in a word. The state of its order is in the bits above.
 const FINGERPRINT_BITS: u32 = 62;
 
+/// The mask of these bits.
 const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
 
 /// What happened to an order after it was accepted.
@@ -25,8 +27,8 @@ const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
 pub(crate) enum SeenState {
     /// The order is in the pool, or was removed for good.
     Known,
-    /// The order was evicted, or it expired. It is accepted if it is inserted again, and a
-    /// comparison of pools should offer it.
+    /// The order left as [`OrderStatus::MayReturn`](crate::OrderStatus::MayReturn) says. It may be
+    /// accepted if it is inserted again, and a comparison of pools should offer it.
     MayReturn,
 }
 
@@ -91,6 +93,7 @@ impl SeenTable {
         (self.key.fold(hash) & FINGERPRINT).max(1)
     }
 
+    /// Returns the slot where a look-up begins.
     fn home(&self, fingerprint: u64) -> usize {
         fingerprint as usize & (self.slots.len() - 1)
     }
@@ -121,7 +124,8 @@ impl SeenTable {
         }
     }
 
-    /// Removes a fingerprint by shifting later ones back, so that no tombstones accumulate.
+    /// Removes a fingerprint, and moves later entries back into the slot that becomes free, so that
+    /// a look-up still finds them without tombstones.
     fn remove(&self, fingerprint: u64) {
         let mask = self.slots.len() - 1;
         let Ok((mut hole, _)) = self.find(fingerprint) else { return };
@@ -132,7 +136,8 @@ impl SeenTable {
             if entry == EMPTY {
                 break;
             }
-            // An entry may move into the hole unless its home slot is after the hole.
+            // The entry may move into the hole, unless a look-up for it begins after the hole. Both
+            // distances are counted back from the entry's slot.
             let home_distance = index.wrapping_sub(self.home(entry)) & mask;
             let hole_distance = index.wrapping_sub(hole) & mask;
             if home_distance >= hole_distance {
@@ -189,7 +194,7 @@ impl SeenWindow {
         }
     }
 
-    /// Lets every remembered order be inserted again, once it is not in the pool.
+    /// Permits every remembered order to be inserted again, once it is not in the pool.
     pub(crate) fn let_all_return(&mut self) {
         for slot in &self.table.slots {
             let word = slot.load(Relaxed);

@@ -3,7 +3,7 @@
 use std::{
     ops::ControlFlow,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::SeqCst},
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -50,6 +50,8 @@ pub struct Subscription {
     replay_from: Option<u64>,
     /// The head with which the replay begins.
     replay_head: Option<Arc<Head>>,
+    /// The replay has to show that no source feeds the pool any more.
+    shows_feed_ended: bool,
 }
 
 impl Subscription {
@@ -58,13 +60,17 @@ impl Subscription {
         // It has joined before, so from here on the writer frees nothing that this reader needs.
         let (next, replay_head) = tables.heads.as_of(|| tables.wakers.head());
         waiter.read_up_to(next);
-        Self { tables, waiter, block, next, replay_from: Some(0), replay_head }
+        // Read after the position: if the feed ends only now, the log has the event.
+        let shows_feed_ended = tables.has_feed_ended.load(SeqCst);
+        let replay_from = Some(0);
+        Self { tables, waiter, block, next, replay_from, replay_head, shows_feed_ended }
     }
 
     /// Starts again, for instance after [`Lagged`]: the current head and the live orders, then
     /// every later event.
     pub fn resync(&mut self) {
         (self.next, self.replay_head) = self.tables.heads.as_of(|| self.tables.wakers.head());
+        self.shows_feed_ended = self.tables.has_feed_ended.load(SeqCst);
         self.replay_from = Some(0);
         self.waiter.read_up_to(self.next);
     }
@@ -115,7 +121,7 @@ impl Subscription {
         }
         // The fields are borrowed one by one, so that nothing is cloned. If all readers wrote one
         // reference count, each would wait for the others' caches.
-        let Self { tables, next, replay_from, replay_head, block, .. } = self;
+        let Self { tables, next, replay_from, replay_head, shows_feed_ended, block, .. } = self;
         // The live table is loaded first. Its writer frees an entry only after the log has dropped
         // the entry's removal, so this table still holds everything that the log covers.
         let live = tables.live.load();
@@ -124,6 +130,14 @@ impl Subscription {
         if let Some(head) = replay_head.take() {
             count += 1;
             visit(&Event::Head(head));
+        }
+        if *shows_feed_ended {
+            if count == max {
+                return Ok(count);
+            }
+            *shows_feed_ended = false;
+            count += 1;
+            visit(&Event::FeedEnded);
         }
         let end = live.visit(*next, first, |seq, event| {
             if count == max {
@@ -226,8 +240,12 @@ impl Drop for Subscription {
     }
 }
 
-/// Moves a reader whose next event the log has dropped to the oldest event in the log. A replay
-/// continues as of that event: the live table has everything that the log covers.
+/// If the log has dropped the event at `next`, moves `next` to `tail`, the oldest event in the log.
+/// A replay then shows the pool as of that event, because the live table still has every order
+/// whose removal is in the log.
+///
+/// # Errors
+/// [`Lagged`] if events were skipped. They are counted.
 fn skip_to_tail_if_lagged(
     tables: &Tables,
     next: &mut u64,

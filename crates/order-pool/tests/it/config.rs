@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use order_pool::{ConfigError, MAX_COUNT, MIN_TX_BYTES, OrderPool, PoolConfig};
+use testkit::configured;
 
 type Field = fn(&mut PoolConfig) -> &mut usize;
 
@@ -40,11 +41,11 @@ fn a_count_out_of_bounds_is_refused_with_value_and_bound() {
 
 #[test]
 fn a_zero_retention_is_refused_and_zero_log_bytes_are_allowed() {
-    let config = PoolConfig { tx_retention: Duration::ZERO, ..PoolConfig::default() };
+    let config = configured(PoolConfig::default(), |config| config.tx_retention = Duration::ZERO);
     let expected = ConfigError::ZeroDuration { field: "tx_retention" };
     assert_eq!(config.validate(), Err(expected.clone()));
     assert_eq!(expected.to_string(), "tx_retention is zero, it must be longer");
-    assert_eq!(PoolConfig { log_bytes: 0, ..PoolConfig::default() }.validate(), Ok(()));
+    assert_eq!(configured(PoolConfig::default(), |config| config.log_bytes = 0).validate(), Ok(()));
 }
 
 #[test]
@@ -61,7 +62,7 @@ fn the_memory_bound_grows_with_each_limit_and_does_not_overflow() {
         );
     }
     // From 524,288 transactions on, the dedupe window is larger.
-    let many = PoolConfig { max_txs: 1 << 20, ..PoolConfig::default() };
+    let many = configured(PoolConfig::default(), |config| config.max_txs = 1 << 20);
     assert!(many.memory_bound_bytes() > bound);
     let mut most = PoolConfig::default();
     COUNTS.iter().for_each(|(_, _, accessor)| *accessor(&mut most) = usize::MAX);

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use order_pool::{Event, Holder, InsertOutcome, OrderPool, OrderStatus, PoolConfig, PrivateTerms};
+use testkit::configured;
 
 use crate::common::{
     Spec, address, bundle_for, caller, head, insert_all, nth, pool_with, private_from, tx, upkeep,
 };
 
 fn pool() -> OrderPool {
-    pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() })
+    pool_with(configured(PoolConfig::default(), |config| config.log_events = 512))
 }
 
 /// A transaction that lost its nonce to a block and was too large to be kept must not stay known

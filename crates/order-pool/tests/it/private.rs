@@ -10,6 +10,7 @@ use order_pool::{
     MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER, Order, OrderPool, Origin,
     PoolConfig, PrivateTerms, RejectReason, Transaction,
 };
+use testkit::configured;
 
 use crate::common::{
     Spec, address, bundle, caller, head, journal, journal_with_heads, nth, pool_with_clock,
@@ -128,6 +129,26 @@ fn repeated_cancellations_of_unknown_transactions_are_bounded() {
         pool.cancel_private(nth(2).hash(), signer, holder, now);
     }
     assert_eq!(journal(&mut subscription).len(), 8 * MAX_UNKNOWN_CANCELLATIONS);
+}
+
+/// Subscribers heard nothing of it, and a cancellation from before removed it.
+#[test]
+fn a_private_transaction_that_its_signer_sends_again_counts_as_sent_then() {
+    let (pool, _) = pool(PoolConfig::default());
+    let began = SystemTime::now();
+    let after = |seconds| began + Duration::from_secs(seconds);
+    pool.insert_transaction(sent(1, 7, after(0)));
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    let outcome = pool.insert_transaction(sent(1, 7, after(2)));
+    assert_eq!((outcome, journal(&mut subscription).len()), (InsertOutcome::Known, 1));
+    pool.insert_transaction(sent(1, 7, after(1)));
+    assert_eq!(journal(&mut subscription).len(), 0, "it arrives late");
+    let cancel =
+        |seconds| pool.cancel_private(nth(1).hash(), address(7), Holder::Host, after(seconds));
+    assert_eq!(cancel(1), CancelPrivateOutcome::Unknown);
+    assert!(pool.contains(nth(1).hash()));
+    assert_eq!(cancel(2), CancelPrivateOutcome::Cancelled);
 }
 
 /// The cancellations of the last 15 minutes, which a builder of a fleet reads when it starts,
@@ -258,8 +279,10 @@ fn a_sender_needs_funds_for_its_holders_pooled_orders_only() {
 #[test]
 fn a_blob_transaction_finds_room_among_many_small_ones() {
     let (max_external_txs, max_external_tx_bytes) = (700, 2 << 20);
-    let (pool, _) =
-        pool(PoolConfig { max_external_txs, max_external_tx_bytes, ..PoolConfig::default() });
+    let (pool, _) = pool(configured(PoolConfig::default(), |config| {
+        config.max_external_txs = max_external_txs;
+        config.max_external_tx_bytes = max_external_tx_bytes;
+    }));
     let sized = |sender, input_bytes, holder| {
         tx_from(Spec { sender, input_bytes, ..Spec::default() }, Origin::Rpc).held_by(holder)
     };

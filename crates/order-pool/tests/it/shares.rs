@@ -7,6 +7,7 @@ use alloy_primitives::B256;
 use order_pool::{
     Bundle, BundleParts, Holder, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction,
 };
+use testkit::configured;
 
 use crate::common::{
     Spec, address, bundle, bundle_for, caller, head, nth, pool_with, pool_with_clock, tx, tx_from,
@@ -16,7 +17,10 @@ use crate::common::{
 /// Returns a pool in which a half has room for 160 bundles, a known signer for 32, a caller for
 /// ten, a /48 for 40, and a front for 80.
 fn pool() -> OrderPool {
-    let pool = pool_with(PoolConfig { max_bundles: 320, max_txs: 2, ..PoolConfig::default() });
+    let pool = pool_with(configured(PoolConfig::default(), |config| {
+        config.max_bundles = 320;
+        config.max_txs = 2;
+    }));
     pool.on_head(head(10, 0, 0, &[]));
     pool
 }
@@ -180,8 +184,9 @@ fn case_10_a_full_half_evicts_no_bundle_for_a_later_block() {
 /// Claims on removed orders are released in steps. An insert that met one of them panicked.
 #[test]
 fn claims_on_removed_orders_take_no_room() {
-    let (pool, clock) =
-        pool_with_clock(PoolConfig { max_external_txs: 3_200, ..PoolConfig::default() });
+    let (pool, clock) = pool_with_clock(configured(PoolConfig::default(), |config| {
+        config.max_external_txs = 3_200
+    }));
     // A caller may hold 100 of each kind, a /48 may hold 400.
     let raw =
         |n, holder| tx_from(Spec { sender: n, ..Spec::default() }, Origin::Rpc).held_by(holder);
@@ -222,7 +227,7 @@ fn case_11_the_next_largest_holder_loses_if_the_largest_can_lose_nothing() {
 /// Only the first 256 holders were searched for a bundle whose block has passed.
 #[test]
 fn case_12_an_expired_bundle_is_evicted_first_however_many_holders_there_are() {
-    let pool = pool_with(PoolConfig { max_bundles: 2_000, ..PoolConfig::default() });
+    let pool = pool_with(configured(PoolConfig::default(), |config| config.max_bundles = 2_000));
     pool.on_head(head(10, 0, 0, &[]));
     // Invalid bundles of the host, which upkeep and inserts remove first.
     for n in 0..1_000 {
@@ -272,7 +277,7 @@ fn copies_from_many_addresses_take_nothing_from_an_honest_caller() {
 /// Whoever had the address of a front could fill the known signers' half with fresh keys.
 #[test]
 fn ten_thousand_keys_behind_a_front_evict_nobody_elses_bundles() {
-    let pool = pool_with(PoolConfig { max_bundles: 2_000, ..PoolConfig::default() });
+    let pool = pool_with(configured(PoolConfig::default(), |config| config.max_bundles = 2_000));
     pool.on_head(head(10, 0, 0, &[]));
     fill(&pool, 20_000, 50, 11, known(1));
     fill(&pool, 30_000, 50, 11, caller(1));
@@ -285,7 +290,8 @@ fn ten_thousand_keys_behind_a_front_evict_nobody_elses_bundles() {
 /// Its holder's own bundles were expired, but of other signers, and upkeep had not reached them.
 #[test]
 fn a_large_bundle_finds_room_where_smaller_ones_have_expired() {
-    let pool = pool_with(PoolConfig { max_bundle_bytes: 1 << 20, ..PoolConfig::default() });
+    let pool =
+        pool_with(configured(PoolConfig::default(), |config| config.max_bundle_bytes = 1 << 20));
     pool.on_head(head(10, 0, 0, &[]));
     fill(&pool, 0, 100, 11, known(1));
     let sized = |n, input_bytes, block, signer| {
@@ -311,11 +317,10 @@ fn small_transactions_that_pay_little_keep_out_no_large_one() {
         |n, input_bytes, max_tip| Spec { sender: n, input_bytes, max_tip, ..Spec::default() };
     // In the node's share, and in that of a caller.
     for origin in [Origin::Mempool, Origin::Rpc] {
-        let config = PoolConfig {
-            max_tx_bytes: 8 << 20,
-            max_external_tx_bytes: 256 << 20,
-            ..PoolConfig::default()
-        };
+        let config = configured(PoolConfig::default(), |config| {
+            config.max_tx_bytes = 8 << 20;
+            config.max_external_tx_bytes = 256 << 20;
+        });
         let pool = pool_with(config);
         pool.on_head(head(10, 0, 0, &[]));
         let send = |spec| tx_from(spec, origin).held_by(caller(1));
@@ -333,6 +338,40 @@ fn small_transactions_that_pay_little_keep_out_no_large_one() {
         let is_held = |n: &u64| pool.contains(send(sized(*n, 820_000, 90)).hash());
         assert_eq!((0..3).filter(is_held).count(), 3);
     }
+}
+
+#[test]
+fn small_transactions_of_the_largest_callers_keep_out_no_large_one() {
+    let pool = pool_with(configured(PoolConfig::default(), |config| {
+        config.max_external_tx_bytes = 64 << 20;
+    }));
+    pool.on_head(head(10, 0, 0, &[]));
+    let sized = |sender, input_bytes, max_tip, holder| {
+        let spec = Spec { sender, input_bytes, max_tip, ..Spec::default() };
+        tx_from(spec, Origin::Rpc).held_by(caller(holder))
+    };
+    let insert = |tx: Transaction| variant(pool.insert_transaction(tx));
+    // Sixteen callers fill their own shares, and with them the callers' half.
+    for attacker in 0..16 {
+        let own = attacker * 10_000;
+        for n in own..own + 320 {
+            assert_eq!(insert(sized(n, 0, 1, attacker)), "Added");
+        }
+        let displaced = || pool.stats().evicted + pool.stats().rejected;
+        let before = displaced();
+        let mut filling = own + 1_000..own + 2_000;
+        while displaced() == before {
+            let n = filling.next().expect("a share is full before");
+            insert(sized(n, 20_000, 10, attacker));
+        }
+    }
+    let honest = |n: u64| sized(1_000_000 + n, 820_000, 90, 100 + n);
+    let before = pool.stats().evicted;
+    for n in 0..8 {
+        assert_eq!(insert(honest(n)), "Added", "{n}");
+    }
+    assert!(pool.stats().evicted > before + 8 * 30, "the half was full");
+    assert!((0..8).all(|n| pool.contains(honest(n).hash())));
 }
 
 /// The bundles of three addresses that a block invalidated displaced those of a known signer.

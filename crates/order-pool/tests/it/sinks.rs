@@ -12,6 +12,7 @@ use order_pool::{
     Cancellation, Head, Holder, Lagged, Order, OrderPool, OrderSink, PoolConfig, RemoveReason,
     SinkEndReason, SinkGuard,
 };
+use testkit::configured;
 
 use crate::common::{bundle_for, head, insert_all, nth, pool, pool_with, upkeep};
 
@@ -125,7 +126,7 @@ fn a_sink_that_blocks_or_panics_delays_nobody_else() {
 
 #[test]
 fn a_blocked_sink_keeps_one_order_and_ends_when_it_refuses() {
-    let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
+    let pool = pool_with(configured(PoolConfig::default(), |config| config.log_events = 1));
     insert_all(&pool, 0..1_000);
     let orders: Vec<_> = (0..1_000)
         .map(|n| Arc::downgrade(&pool.get(nth(n).hash()).expect("it was inserted")))
@@ -151,7 +152,7 @@ fn a_blocked_sink_keeps_one_order_and_ends_when_it_refuses() {
 
 #[test]
 fn a_sink_that_lagged_may_start_again() {
-    let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
+    let pool = pool_with(configured(PoolConfig::default(), |config| config.log_events = 1));
     pool.insert_transaction(nth(0));
     let (guard, calls, release) = stuck_sink(&pool);
     insert_all(&pool, 1..1_000);

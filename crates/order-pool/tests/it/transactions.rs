@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use order_pool::{Event, InsertOutcome, Origin, PoolConfig, RejectReason, Transaction};
+use testkit::configured;
 
 use crate::common::{Spec, head, insert_all, nth, pool, pool_with, tx, tx_from, upkeep};
 
@@ -49,7 +50,7 @@ fn external(spec: Spec) -> Transaction {
 
 #[test]
 fn an_inflated_gas_limit_or_tip_improves_no_rank() {
-    let pool = pool_with(PoolConfig { max_txs: 1, ..PoolConfig::default() });
+    let pool = pool_with(configured(PoolConfig::default(), |config| config.max_txs = 1));
     let honest = tx(Spec { sender: 1, max_fee: 100, max_tip: 90, ..Spec::default() });
     pool.insert_transaction(honest.clone());
     // It pays at most 80, whatever tip it claims.

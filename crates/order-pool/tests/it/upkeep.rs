@@ -9,6 +9,7 @@ use order_pool::{
     Clock, Holder, InsertOutcome, OrderPool, PoolConfig, Upkeep, UpkeepConfig, UpkeepEnd,
     UpkeepEndReason,
 };
+use testkit::configured;
 
 use crate::common::{bundle_for, head, insert_all, nth, pool_with, pool_with_clock};
 
@@ -19,7 +20,8 @@ fn pool() -> (OrderPool, Clock) {
 }
 
 fn start(pool: &OrderPool, pause: Duration) -> Upkeep {
-    Upkeep::start(pool, UpkeepConfig { pause }, || false).expect("a thread")
+    let config = configured(UpkeepConfig::default(), |config| config.pause = pause);
+    Upkeep::start(pool, config, || false).expect("a thread")
 }
 
 fn is_ended_by(end: UpkeepEnd, reason: UpkeepEndReason) -> bool {
@@ -74,7 +76,7 @@ fn a_step_that_removes_expired_bundles_expires_transactions_too() {
 /// What strangers had sent for the same block went first, and until then its own counted.
 #[test]
 fn expired_bundles_make_room_for_a_bundle_before_upkeep() {
-    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
+    let pool = pool_with(configured(PoolConfig::default(), |config| config.max_bundles = 320));
     let nth_for = |n: u64, block| {
         let holder = Holder::caller([10, 0, 0, (n / 10) as u8].into());
         pool.insert_bundle(bundle_for(block, vec![nth(n)], holder))

@@ -5,8 +5,10 @@
 use std::time::SystemTime;
 
 use alloy_eips::eip2718::Encodable2718 as _;
-use alloy_primitives::{Address, B256, Bytes, hex};
-use order_pool::{Bundle, BundleError, Holder, RawBundle, RawCancelBundle};
+use alloy_primitives::{Address, B256, Bytes, U256, hex};
+use order_pool::{
+    Bundle, BundleError, DesiredState, Holder, RawBundle, RawCancelBundle, StateTarget,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::corpus::{damaged_seeds, seeds};
@@ -64,6 +66,8 @@ fn harmless_fields_are_accepted_and_change_nothing() {
         json!({ "builders": null, "signingAddress": null, "bundleHash": null }),
         json!({ "delayedRefund": false }),
         json!({ "delayedRefund": null, "refundIdentity": null }),
+        json!({ "desiredState": null, "targetAddresses": null, "targetSlots": null }),
+        json!({ "targetAddresses": [], "targetSlots": [] }),
         json!({ "refundPercent": 0 }),
         json!({ "refundPercent": null, "refundRecipient": null }),
         json!({ "replacementUuid": null, "uuid": null, "replacementNonce": null }),
@@ -114,6 +118,8 @@ fn version_one_has_none_of_the_fields_that_version_two_added() {
         ("refundRecipient", json!(Address::ZERO)),
         ("refundTxHashes", json!([B256::ZERO])),
         ("delayedRefund", json!(true)),
+        ("desiredState", json!("BottomOfBlock")),
+        ("targetAddresses", json!([Address::ZERO])),
     ];
     for (field, value) in v2_fields {
         for (version, accepted) in [(json!("v1"), false), (json!("v2"), true), (json!(null), true)]
@@ -171,6 +177,44 @@ fn a_refund_is_below_all_of_it_and_has_rbuilders_defaults() {
 }
 
 #[test]
+fn the_place_and_the_targeted_state_are_carried_counted_and_part_of_the_identity() {
+    let plain = resolve(&bundle(json!({}))).expect("a bundle");
+    let [whole, slots] = [address(3), address(4)];
+    let last_slot = format!("0x{}", "f".repeat(64));
+    let placed = resolve(&bundle(json!({ "version": "v2", "desiredState": "BottomOfBlock",
+        "targetAddresses": [whole, slots], "targetSlots": [[], ["0x0", "0x0A", last_slot]] })));
+    let placed = placed.expect("a bundle");
+    let parts = placed.parts();
+    assert_eq!(parts.desired_state, Some(DesiredState::BottomOfBlock));
+    let numbers = [U256::ZERO, U256::from(10), U256::MAX].map(B256::from);
+    let targets = [(whole, vec![]), (slots, numbers.to_vec())];
+    let targets = targets.map(|(address, slots)| StateTarget { address, slots });
+    assert_eq!(parts.targets, targets);
+    let least = plain.size_bytes() + 2 * size_of::<StateTarget>() + 3 * size_of::<B256>();
+    assert!(placed.size_bytes() >= least, "{} bytes", placed.size_bytes());
+
+    let one = |slots: Value| json!({ "targetAddresses": [whole], "targetSlots": slots });
+    let others = [
+        json!({ "desiredState": "BottomOfBlock" }),
+        one(json!([])),
+        one(json!([["0x0"]])),
+        one(json!([["0x1"]])),
+        json!({ "targetAddresses": [slots] }),
+        json!({ "targetAddresses": [whole, slots] }),
+    ];
+    let mut ids = std::collections::BTreeSet::from([*plain.id(), *placed.id()]);
+    for fields in others {
+        let resolved = resolve(&bundle(fields.clone())).expect("a bundle");
+        assert_eq!(resolved.hash(), plain.hash());
+        assert!(ids.insert(*resolved.id()), "{fields}");
+    }
+    // No list of slots, and an empty one, stand for all slots.
+    for slots in [json!(null), json!([[]])] {
+        assert!(ids.contains(resolve(&bundle(one(slots))).expect("a bundle").id()));
+    }
+}
+
+#[test]
 fn an_error_names_the_field_the_value_and_the_limit() {
     for (fields, error) in [
         (json!({ "txs": [] }), "txs is empty: at least 1"),
@@ -186,6 +230,20 @@ fn an_error_names_the_field_the_value_and_the_limit() {
             json!({ "droppingTxHashes": vec![B256::ZERO; 101] }),
             "droppingTxHashes has 101 entries, the most is 100",
         ),
+        (
+            json!({ "targetAddresses": vec![Address::ZERO; 101] }),
+            "targetAddresses has 101 entries, the most is 100",
+        ),
+        (
+            json!({ "targetAddresses": [Address::ZERO], "targetSlots": [vec!["0x1"; 1_001]] }),
+            "targetSlots has 1001 entries, the most is 1000",
+        ),
+        (
+            json!({ "targetSlots": [[], []], "targetAddresses": [Address::ZERO] }),
+            "targetSlots has 2 lists, must have none or one for each of 1 targetAddresses",
+        ),
+        (json!({ "desiredState": "TopOfBlock" }), "json: unknown variant `TopOfBlock`, expected"),
+        (json!({ "targetSlots": [["0x"]] }), "json: a storage slot must be 0x and 1 to 64 hex"),
         (
             json!({ "minTimestamp": 9, "maxTimestamp": "0x8" }),
             "minTimestamp is 9, above maxTimestamp 8",

@@ -1,6 +1,6 @@
 //! Accepts connections, and rejects those beyond the limits.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -48,7 +48,7 @@ impl HttpServer {
     ///
     /// # Cancel safety
     /// No accepted connection is lost.
-    pub(crate) async fn accept(self: &Arc<Self>, listener: &TcpListener) {
+    pub(crate) async fn accept(self: &Arc<Self>, listener: &TcpListener) -> Infallible {
         let mut failures = 0_u32;
         loop {
             match listener.accept().await {

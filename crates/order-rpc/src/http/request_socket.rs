@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// How long a client may take for what comes between two requests.
+/// How long a client may take between two requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadTimeouts {
     /// From the end of a response to the first byte of the next request.

@@ -402,7 +402,8 @@ impl Dispatcher {
         self.priority(request.claim, request.requester.caller, request.body.len())
     }
 
-    /// Returns how soon a request gets a work permit.
+    /// Returns the class in which a request waits for a work permit. Its signature is not verified
+    /// yet. A front that signs counts as its signer does.
     fn priority(
         &self,
         claim: Option<SignatureClaim>,

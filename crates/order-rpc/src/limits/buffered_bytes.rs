@@ -11,13 +11,14 @@ use super::{
 };
 use crate::reply::Reason;
 
-/// Bodies up to this size may use all of the buffered bytes. Longer ones leave a part free, so that
-/// long bodies never keep out a cancellation or a bundle of plain transactions.
+/// Bodies up to this size may use all of the buffered bytes. Longer bodies must leave a part of
+/// them free, so that they never leave a cancellation or a bundle of plain transactions without
+/// room.
 pub(crate) const SMALL_BODY_BYTES: usize = 64 * 1_024;
-/// The part that longer bodies leave free is one divided by this.
+/// Longer bodies must leave `1 / SMALL_BODY_PART` of the buffered bytes free.
 const SMALL_BODY_PART: usize = 8;
-/// The part of a limit that strangers leave free is one divided by this. A header can claim any
-/// signature, so only callers where a known signer has signed count as trusted.
+/// Strangers must leave `1 / TRUSTED_PART` of a limit free. A header can claim any signature, so a
+/// caller is trusted only after a known signer has signed a request that came from it.
 pub(super) const TRUSTED_PART: usize = 16;
 
 /// The buffered bytes of all requests together.
@@ -63,7 +64,8 @@ impl BufferedBytes {
         self.budget.used()
     }
 
-    /// Checks that a body of this length could be held now, without holding any of it.
+    /// Checks that a body of this length has room now, and reserves nothing. `is_stranger`: see
+    /// [`Callers::is_stranger`](super::callers::Callers::is_stranger).
     ///
     /// # Errors
     /// The limit that it would exceed.
@@ -110,14 +112,37 @@ impl BufferedBytes {
     /// Returns the bytes that a body of this length must leave free: for short bodies, and for
     /// trusted callers if it is a stranger's.
     fn reserved_bytes(&self, length: usize, is_stranger: bool) -> usize {
-        let part = if length > SMALL_BODY_BYTES {
-            SMALL_BODY_PART
-        } else if is_stranger {
-            TRUSTED_PART
-        } else {
-            return 0;
-        };
+        let part_if = |leaves_part: bool, part| if leaves_part { self.max_bytes / part } else { 0 };
+        let for_small = part_if(length > SMALL_BODY_BYTES, SMALL_BODY_PART);
+        let for_trusted = part_if(is_stranger, TRUSTED_PART);
         // A body of the maximum length always fits.
-        self.max_bytes.saturating_sub(self.max_body_bytes).min(self.max_bytes / part)
+        let most = self.max_bytes.saturating_sub(self.max_body_bytes);
+        most.min(for_small.saturating_add(for_trusted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::OrderRpcConfig, limits::callers::Callers};
+
+    /// Long bodies of strangers left nothing for those of known signers.
+    #[test]
+    fn strangers_leave_room_for_long_bodies_of_trusted_callers() {
+        const LONG: usize = 1 << 20;
+        let limits = Limits::new(OrderRpcConfig::new(1));
+        let (buffered, callers) = (BufferedBytes::new(&limits), Callers::new(limits.clone()));
+        let callers: Vec<_> = (0..16).map(|n| callers.with_address([10, 0, 0, n].into())).collect();
+        let mut held = Vec::new();
+        for caller in callers.iter().cycle() {
+            let mut body = buffered.hold(caller, true);
+            if let Err(reason) = buffered.hold_more(&mut body, LONG) {
+                assert_eq!(reason, Reason::BufferedBytes);
+                break;
+            }
+            held.push(body);
+        }
+        assert_eq!(buffered.check(&callers[0], true, LONG), Err(Reason::BufferedBytes));
+        assert_eq!(buffered.check(&callers[0], false, LONG), Ok(()));
     }
 }

@@ -195,7 +195,7 @@ impl Callers {
         self.get(CallerId::from(address))
     }
 
-    /// Whether a caller is a front, or a known signer has signed a request there.
+    /// Whether a caller is a front, or has sent a request that a known signer has signed.
     pub(crate) fn is_trusted(&self, caller: &Caller) -> bool {
         caller.id.is_front || caller.is_remembered.load(Relaxed)
     }
@@ -205,7 +205,7 @@ impl Callers {
         !self.is_trusted(caller) && self.has_trusted.load(Relaxed)
     }
 
-    /// Remembers that a known signer has signed a request at this caller.
+    /// Remembers that this caller has sent a request that a known signer has signed.
     pub(crate) fn remember(&self, caller: &Arc<Caller>) {
         if caller.is_remembered.swap(true, Relaxed) {
             return;

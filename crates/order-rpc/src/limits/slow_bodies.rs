@@ -21,6 +21,10 @@ use super::{
 };
 use crate::reply::Reason;
 
+/// A body below this rate, in bytes per second, is stalled: within the six seconds that a body may
+/// take, less than 60 kB of it would arrive.
+const STALLED_BELOW: u128 = 10_000;
+
 /// Counts the bytes of a body that have arrived since its head was read.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -38,6 +42,10 @@ impl Progress {
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
+    fn is_stalled(&self, now: Instant) -> bool {
+        self.rate(now) < STALLED_BELOW
+    }
+
     /// Returns the bytes per second. The rate of a body that stalls after a burst falls with time.
     fn rate(&self, now: Instant) -> u128 {
         let micros = now.saturating_duration_since(self.started_at).as_micros().max(1);
@@ -49,8 +57,12 @@ impl Progress {
 ///
 /// Each of the two groups has half of the places, so that strangers take none of the others'. When
 /// a half is full, the body with the lowest rate is evicted, among those of the network with the
-/// most slow bodies; that may be the one that has just become slow. An honest upload over a slow
-/// line makes progress; a body that is held open makes none.
+/// most slow bodies; that may be the one that has just become slow.
+///
+/// If a network has more than half as many *stalled* bodies as that, it loses one of them instead.
+/// So several uploads from one address do not give way to bodies that strangers hold open from many
+/// addresses, and a single upload that has just begun does not give way to strangers whose bodies
+/// are a little faster than stalled.
 #[derive(Debug)]
 pub(crate) struct SlowBodies {
     strangers: Arc<Half>,
@@ -144,43 +156,53 @@ impl Half {
         bodies.push(entrant);
         let caller_bodies = bodies.iter().filter(|body| body.caller == caller).count();
         let is_above_share =
-            !caller.is_front && bodies_per_share(&bodies, network) > self.max_per_caller;
+            !caller.is_front && bodies_per_share(bodies.iter(), network) > self.max_per_caller;
+        let all = || bodies.iter().enumerate();
         let (reason, victim) = if !caller.is_front && caller_bodies > self.max_per_caller {
-            let victim = slowest(&bodies, now, |body| body.caller == caller);
+            let victim = slowest(all().filter(|(_, body)| body.caller == caller), now);
             (Reason::CallerSlowBodies, victim)
         } else if is_above_share {
-            let victim = slowest(&bodies, now, |body| body.caller.network() == network);
+            let victim = slowest(all().filter(|(_, body)| body.caller.network() == network), now);
             (Reason::CallerSlowBodies, victim)
         } else if bodies.len() > self.max_bodies {
-            let per_share = |body: &SlowBody| bodies_per_share(&bodies, body.caller.network());
-            let most = bodies.iter().map(per_share).max();
-            let victim = slowest(&bodies, now, |body| Some(per_share(body)) == most);
-            (Reason::SlowBodies, victim)
+            let stalled: Vec<_> = all().filter(|(_, body)| body.progress.is_stalled(now)).collect();
+            let (most, of_largest) = of_largest_network(all().collect());
+            let (most_stalled, of_most_stalled) = of_largest_network(stalled);
+            let is_held_open = 2 * most_stalled > most;
+            let candidates = if is_held_open { of_most_stalled } else { of_largest };
+            (Reason::SlowBodies, slowest(candidates.into_iter(), now))
         } else {
             return;
         };
         if let Some(victim) = victim {
             let victim = bodies.swap_remove(victim);
-            // The send fails if the request has ended meanwhile, and then nothing is to be evicted.
+            // The send fails if the request has ended meanwhile. Then there is nothing to evict.
             let _ = victim.evict.send(reason);
         }
     }
 }
 
-/// Returns the slow bodies of a network for each of its shares.
-fn bodies_per_share(bodies: &[SlowBody], network: Network) -> usize {
-    let count = bodies.iter().filter(|body| body.caller.network() == network).count();
-    network.per_share(count)
+/// Returns how many of the bodies each share of a network has.
+fn bodies_per_share<'a>(bodies: impl Iterator<Item = &'a SlowBody>, network: Network) -> usize {
+    network.per_share(bodies.filter(|body| body.caller.network() == network).count())
 }
 
-/// Returns the index of the body with the lowest rate among those that may be evicted; of equal
+/// Returns how many of the bodies each share of the largest network has, and the bodies of that
+/// network, or of those that are as large. Each body is with its index.
+fn of_largest_network(bodies: Vec<(usize, &SlowBody)>) -> (usize, Vec<(usize, &SlowBody)>) {
+    let per_share = |(_, body): &(usize, &SlowBody)| {
+        bodies_per_share(bodies.iter().map(|(_, body)| *body), body.caller.network())
+    };
+    let most = bodies.iter().map(per_share).max().unwrap_or(0);
+    (most, bodies.iter().copied().filter(|body| per_share(body) == most).collect())
+}
+
+/// Returns the index of the body with the lowest rate among these, each with its index; of equal
 /// ones the youngest.
-fn slowest(
-    bodies: &[SlowBody],
+fn slowest<'a>(
+    candidates: impl Iterator<Item = (usize, &'a SlowBody)>,
     now: Instant,
-    may_be_evicted: impl Fn(&SlowBody) -> bool,
 ) -> Option<usize> {
-    let candidates = bodies.iter().enumerate().filter(|(_, body)| may_be_evicted(body));
     let slowest = candidates
         .min_by_key(|(_, body)| (body.progress.rate(now), Reverse(body.progress.started_at)));
     slowest.map(|(index, _)| index)
@@ -233,6 +255,40 @@ mod tests {
         let _burst = bodies.enter(caller("10.2.0.1"), false, &burst, later).unwrap();
         assert_eq!(burst.rate(later), 10_000);
         assert_eq!(bodies.strangers.lock().len(), 32);
+    }
+
+    /// Searchers behind one address had more bodies than each of the strangers, and lost uploads.
+    #[test]
+    fn uploads_of_one_address_do_not_give_way_to_stalled_bodies() {
+        let limits = Limits::new(OrderRpcConfig::new(1));
+        let (bodies, now) = (SlowBodies::new(&limits), Instant::now());
+        let enter = |address: &str, bytes| {
+            bodies.enter(caller(address), false, &progress_after_100_ms(bytes, now), now)
+        };
+        let mut stalled: Vec<_> =
+            (0..27).map(|number| enter(&format!("10.0.0.{}", number % 8), 2).unwrap()).collect();
+        let mut uploads: Vec<_> =
+            (0..6).map(|number| enter("10.1.0.1", 14_000 + number).unwrap()).collect();
+        assert!(uploads.iter_mut().all(|upload| upload.evicted.try_recv().is_err()));
+        let evicted = stalled.iter_mut().map(|body| body.evicted.try_recv().is_ok());
+        assert_eq!(evicted.filter(|is_evicted| *is_evicted).count(), 1);
+        // One of its bodies that stalls is its own loss only if nobody has more of them.
+        assert!(enter("10.1.0.1", 0).is_ok());
+    }
+
+    #[test]
+    fn an_upload_that_has_just_begun_does_not_give_way_to_many_faster_ones() {
+        let limits = Limits::new(OrderRpcConfig::new(1));
+        let (bodies, now) = (SlowBodies::new(&limits), Instant::now());
+        let enter = |address: &str, bytes| {
+            bodies.enter(caller(address), false, &progress_after_100_ms(bytes, now), now)
+        };
+        // Each is a little faster than stalled.
+        let _held: Vec<_> = (0..32)
+            .map(|number| enter(&format!("10.0.0.{}", number % 8), 1_010).unwrap())
+            .collect();
+        let _first = enter("10.1.0.1", 0).expect("its body comes a round trip after the head");
+        assert!(enter("10.1.0.1", 0).is_ok());
     }
 
     #[test]

@@ -64,8 +64,8 @@ impl<K: Copy + Eq + Hash> TokenBuckets<K> {
         *self.bucket(key, now) += refill_time;
     }
 
-    /// Returns when the bucket of a key, or else the shared one, is full again: `now` if it is full
-    /// already.
+    /// Returns when the bucket of a key is full again: `now` if it is full already. A key without a
+    /// bucket of its own has the shared one.
     fn bucket(&mut self, key: K, now: Instant) -> &mut Instant {
         if !self.full_at.contains_key(&key) && self.full_at.len() >= self.max_keys {
             self.sweep(now);

@@ -1,10 +1,8 @@
 //! Fields of parameters that other builders document and that have no effect here.
 
-/// The fields that are accepted without effect, and [`OTHER`]. BuilderNet documents `desiredState`,
-/// `targetAddresses` and `targetSlots`, beaverbuild `allowBuilderNetRefunds`, and Flashbots
-/// `privacy`.
-pub(crate) const IGNORED_FIELDS: [&str; 6] =
-    ["allowBuilderNetRefunds", "desiredState", "privacy", "targetAddresses", "targetSlots", OTHER];
+/// The fields that are accepted without effect, and [`OTHER`]. beaverbuild documents
+/// `allowBuilderNetRefunds`, and Flashbots `privacy`.
+pub(crate) const IGNORED_FIELDS: [&str; 3] = ["allowBuilderNetRefunds", "privacy", OTHER];
 
 /// Stands for any other field of what a front forwards.
 const OTHER: &str = "other";

@@ -296,6 +296,7 @@ pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
         BundleError::TwoNonces { .. } => "replacementSeqNumber",
         BundleError::RefundIndex { .. } | BundleError::TwoRefunds { .. } => "refundIndex",
         BundleError::RefundPercent { .. } => "refundPercent",
+        BundleError::TargetSlots { .. } => "targetSlots",
         BundleError::NotInVersion { field } | BundleError::TooMany { field, .. } => field,
         // Errors of transactions, which are decoded and verified here before.
         _ => FIRST_PARAM,

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use alloy_primitives::{B256, Bytes};
 use alloy_serde::quantity;
-use order_pool::MAX_TXS_PER_BUNDLE;
+use order_pool::{MAX_TARGET_ADDRESSES, MAX_TARGET_SLOTS, MAX_TXS_PER_BUNDLE};
 use serde::{
     Deserialize, Deserializer,
     de::{
@@ -40,7 +40,7 @@ pub(crate) struct RawCancelPrivate {
 }
 
 /// Parses `params` that must be one object. `required` is the field that the object must have, or
-/// empty.
+/// empty. Fields that `T` does not have are added to `ignored`, if they may be ignored.
 ///
 /// # Errors
 /// Names the invalid field.
@@ -53,7 +53,7 @@ pub(crate) fn parse_object<T: DeserializeOwned>(
     let mut field = FIRST_PARAM.to_owned();
     let mut deserializer = serde_json::Deserializer::from_str(object.get());
     let visitor = ObjectVisitor { required, field: &mut field, ignored, target: PhantomData };
-    // Not `deserialize_struct`, which accepts an array of the fields' values too.
+    // Not `deserialize_struct`, which also accepts an array of the values of the fields.
     deserializer.deserialize_map(visitor).map_err(|error| {
         let message = format!("{field}: {}", truncate(&error.to_string()));
         ErrorResponse::field(Reason::Params, &field, message)
@@ -163,7 +163,8 @@ impl fmt::Display for JsonKind {
     }
 }
 
-/// Deserializes an object, and tracks the field that is being read.
+/// Deserializes an object, and tracks the field that is being read. The fields of the struct are
+/// those of [`Fields`].
 struct ObjectVisitor<'a, T> {
     required: &'static str,
     field: &'a mut String,
@@ -184,12 +185,15 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for ObjectVisitor<'_, T> {
     }
 }
 
-/// The fields of an object. Those that the target does not have are ignored or refused.
+/// The fields of an object. A field that the target type does not have is ignored or refused.
 struct Fields<'a, A> {
     map: A,
-    /// The names of the target's fields, which it passes to `deserialize_struct`.
+    /// The names of the target type's fields. Empty until the target type passes them to
+    /// `deserialize_struct`.
     known: &'static [&'static str],
+    /// The field that the object must have, or empty.
     required: &'static str,
+    /// The field that an error is about: the one that is being read.
     field: &'a mut String,
     ignored: &'a mut IgnoredFields,
 }
@@ -226,22 +230,23 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Fields<'_, A> {
     ) -> Result<Option<K::Value>, A::Error> {
         loop {
             let Some(name) = self.map.next_key::<String>()? else {
-                // After the last field, the only error left is that the required one is missing.
+                // From here on, the only error can be that the required field is missing.
                 if !self.required.is_empty() {
                     self.required.clone_into(self.field);
                 }
                 return Ok(None);
             };
-            // With an empty name the error would not show that it is about a field.
+            // An empty name is shown in quotes: otherwise the error would begin with a colon.
             *self.field =
                 if name.is_empty() { "\"\"".to_owned() } else { truncate(&name).into_owned() };
+            // The target type receives only names that it knows.
             if self.known.contains(&name.as_str()) {
                 return seed.deserialize(name.into_deserializer()).map(Some);
             }
             if !self.ignored.try_ignore(&name) {
                 return Err(match nearest_name(&name, self.known) {
                     Some(nearest) => {
-                        A::Error::custom(format_args!("unknown field, is it {nearest}?"))
+                        A::Error::custom(format_args!("unknown field, did you mean {nearest}?"))
                     }
                     None => A::Error::custom("unknown field"),
                 });
@@ -258,12 +263,14 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Fields<'_, A> {
     }
 }
 
-/// Checks what the type of a field does not: the length of a list before the list is read, and that
-/// a number has digits.
+/// Checks what the deserialization of the field's type does not check: the length of a list, before
+/// the list is read, and that a number has digits.
 fn check_value(field: &str, value: &str) -> Result<(), String> {
     match field {
         "txs" | "revertingTxHashes" | "droppingTxHashes" => check_list(value, MAX_TXS_PER_BUNDLE),
         "refundTxHashes" => check_list(value, 1),
+        "targetAddresses" => check_list(value, MAX_TARGET_ADDRESSES),
+        "targetSlots" => check_target_slots(value),
         "blockNumber" => check_number(value, true),
         "maxBlockNumber"
         | "minTimestamp"
@@ -288,8 +295,26 @@ fn check_list(value: &str, max_length: usize) -> Result<(), String> {
         Ok(length) if length > max_length => {
             Err(format!("{length} entries, the most is {max_length}"))
         }
-        // If it is no list, the error of its type is clearer.
+        // If it is not a list, the error of its deserialization is clearer.
         _ => Ok(()),
+    }
+}
+
+/// Checks the number of lists of storage slots (one for each target address), and the number of all
+/// slots in them, before the slots are read.
+fn check_target_slots(value: &str) -> Result<(), String> {
+    // This comes first: below, each list takes memory, even an empty one.
+    check_list(value, MAX_TARGET_ADDRESSES)?;
+    match serde_json::from_str::<Vec<Vec<IgnoredAny>>>(value) {
+        Ok(lists) => {
+            let slots: usize = lists.iter().map(Vec::len).sum();
+            if slots > MAX_TARGET_SLOTS {
+                return Err(format!("{slots} slots, the most is {MAX_TARGET_SLOTS}"));
+            }
+            Ok(())
+        }
+        // If it is not a list of lists, the error of its deserialization is clearer.
+        Err(_) => Ok(()),
     }
 }
 
@@ -403,7 +428,7 @@ mod tests {
             (bundle(r#"[{"blockNumber":5.0}]"#), "blockNumber: 5.0 is no whole number, must be"),
             (bundle(r#"[{"maxTimestamp":-1}]"#), "maxTimestamp: -1 is no whole number, must be"),
             (bundle(r#"[{"version":""}]"#), "version: the version is empty, must be v1, v2"),
-            (bundle(r#"[{"blocknumber":5}]"#), "unknown field, is it blockNumber?"),
+            (bundle(r#"[{"blocknumber":5}]"#), "unknown field, did you mean blockNumber?"),
             (
                 parse_raw_transaction(b"[{}]").unwrap_err().json("1"),
                 "params[0] is an object, must be a signed",
@@ -427,14 +452,14 @@ mod tests {
 
     #[test]
     fn listed_fields_are_ignored_and_from_a_front_any_field() {
-        let params = br#"[{"txs":[],"targetSlots":[{"a":[1]}],"desiredState":{},"surprise":1}]"#;
+        let params = br#"[{"txs":[],"privacy":[{"a":[1]}],"surprise":1}]"#;
         let parse = |is_lenient| {
             let mut ignored = IgnoredFields::new(is_lenient);
             let parsed = parse_object::<RawBundle>(params, "", &mut ignored);
             (parsed.map_err(|error| error.field_name()), ignored.counts)
         };
         assert_eq!(parse(false).0, Err("surprise".to_owned()));
-        assert_eq!(parse(true), (Ok(RawBundle::default()), [0, 1, 0, 0, 1, 1]));
+        assert_eq!(parse(true), (Ok(RawBundle::default()), [0, 1, 1]));
     }
 
     /// A deserializer whose error is the names of the fields that a type has.
@@ -489,8 +514,8 @@ mod tests {
         assert_eq!(served, expected);
     }
 
-    /// A field that is read is refused with a value of the wrong type. One that is ignored takes any
-    /// value, and is either not read by the bundle or counted by its name.
+    /// A field that is read is refused with a value of the wrong type. One that is ignored takes
+    /// any value, and is either not read by the bundle or counted by its name.
     #[test]
     fn the_readme_says_which_fields_are_read_and_which_ignored() {
         let known = RawBundle::deserialize(FieldNames).unwrap_err().to_string();
@@ -554,6 +579,8 @@ mod tests {
             ("revertingTxHashes", 100),
             ("droppingTxHashes", 100),
             ("refundTxHashes", 1),
+            ("targetAddresses", 100),
+            ("targetSlots", 100),
         ] {
             // Each element is invalid: if one had been parsed, the error would be about it.
             let list = vec!["5"; limit + 1].join(",");
@@ -561,5 +588,8 @@ mod tests {
             let entries = format!("{field}: {} entries, the most is {limit}", limit + 1);
             assert!(error.contains(&entries), "{error}");
         }
+        let list = vec!["5"; 501].join(",");
+        let error = bundle_error(&format!(r#"[{{"targetSlots":[[{list}],[{list}]]}}]"#)).json("1");
+        assert!(error.contains("targetSlots: 1002 slots, the most is 1000"), "{error}");
     }
 }

@@ -156,7 +156,7 @@ async fn a_batch_is_inserted_in_its_order_whatever_is_decided_first() {
 
 #[tokio::test]
 async fn a_prioritized_order_is_not_evicted_by_higher_claimed_fees() {
-    let pool = PoolConfig { max_external_txs: 1, ..PoolConfig::default() };
+    let pool = configured(PoolConfig::default(), |config| config.max_external_txs = 1);
     let vouches = |candidate: Candidate<'_>| {
         let fee = candidate.order.as_tx().map(|tx| tx.max_fee_wei());
         ready_verdict(if fee == Some(7) { Verdict::Prioritize } else { Verdict::Accept })

@@ -194,7 +194,7 @@ async fn a_long_invalid_request_returns_its_permit_before_its_response() {
 async fn a_deferred_batch_waits_for_each_of_its_permits() {
     let (monitor, queue) = pressed_monitor();
     let gate = impatient_gate_config(Duration::from_millis(10));
-    let gate = GateConfig { requests: Limit::Number(128), ..gate };
+    let gate = configured(gate, |config| config.requests = Limit::Number(128));
     // No other caller comes until the load falls.
     let others = Others::default();
     let server = start_contended(Setup { monitor, gate, ..Setup::default() }, &others);
@@ -225,7 +225,8 @@ async fn shutdown_answers_requests_in_flight_and_refuses_new_ones() {
     let mut sending = client.send_partial(body.len(), early).await;
     server.wait_until_in_flight(1).await;
     let pool = server.pool.clone();
-    let down = tokio::spawn(server.rpc.shutdown(PATIENCE));
+    // The longest deadline is valid too.
+    let down = tokio::spawn(server.rpc.shutdown(Duration::MAX));
     let refusal = loop {
         let answer = client.clone().send(transaction()).await;
         if answer.status != 200 {
@@ -282,7 +283,7 @@ const ADDRESSES: usize = 64;
 async fn a_burst_of_512_honest_bundles_is_served_completely() {
     // The default except for the wait, because the speed of this machine is not part of the
     // promise.
-    let gate = GateConfig { permit_wait: PATIENCE, ..GateConfig::for_cores(2) };
+    let gate = configured(GateConfig::for_cores(2), |config| config.permit_wait = PATIENCE);
     let server = Setup { gate, ..Setup::default() }.limited(|_| {});
     let at_once = Arc::new(Barrier::new(SEARCHERS));
     let mut searchers = Vec::new();

@@ -36,7 +36,7 @@ pub use {
     order_pool::{OrderPool, PoolConfig},
     order_rpc::{Host, OrderRpc, OrderRpcConfig, Quota, SignatureMode},
     serde_json::{Value, json},
-    testkit::usage::resident_bytes,
+    testkit::{configured, usage::resident_bytes},
     tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
@@ -136,12 +136,18 @@ pub async fn wait_until(condition: &str, done: impl Fn() -> bool) {
 /// A gate whose permit wait a busy machine does not reach.
 pub fn gate_config(requests: usize) -> GateConfig {
     let requests = Limit::Number(requests);
-    GateConfig { requests, permit_wait: PATIENCE, ..GateConfig::for_cores(2) }
+    configured(GateConfig::for_cores(2), |config| {
+        config.requests = requests;
+        config.permit_wait = PATIENCE;
+    })
 }
 
 /// A gate where external callers wait for a permit no longer than `wait`.
 pub fn impatient_gate_config(wait: Duration) -> GateConfig {
-    GateConfig { permit_wait: wait, burst_wait: Duration::ZERO, ..gate_config(64) }
+    configured(gate_config(64), |config| {
+        config.permit_wait = wait;
+        config.burst_wait = Duration::ZERO;
+    })
 }
 
 pub fn config() -> OrderRpcConfig {

@@ -5,7 +5,7 @@ use std::{
     time::SystemTime,
 };
 
-use order_pool::{Origin, RejectReason};
+use order_pool::{DesiredState, Origin, RejectReason, StateTarget};
 
 use super::{blobs::*, *};
 
@@ -149,7 +149,7 @@ async fn a_bundle_that_was_removed_is_answered_as_known() {
 
 #[tokio::test]
 async fn orders_that_the_pool_rejects_are_counted_by_reason() {
-    let pool = PoolConfig { max_bundles: 1, ..PoolConfig::default() };
+    let pool = configured(PoolConfig::default(), |config| config.max_bundles = 1);
     let (server, counted) = Counted::record(|| Setup { pool, ..Setup::default() }.limited(|_| {}));
     server.pool.on_head(block(10, &[]));
     let send = |n| server.call("eth_sendBundle", json!([{ "txs": [raw(n)] }]));
@@ -311,10 +311,25 @@ async fn documented_fields_of_other_builders_have_their_meaning() {
         (json!({ "refundIndex": 0, "refundTxHashes": [B256::ZERO] }), "refundIndex"),
         (json!({ "version": "v1", "refundPercent": null, "refundIndex": 0 }), "refundIndex"),
         (json!({ "targetSlot": 1 }), "targetSlot"),
+        (json!({ "desiredState": "TopOfBlock" }), "desiredState"),
+        (json!({ "targetSlots": [["0x1"]] }), "targetSlots"),
+        (json!({ "targetAddresses": ["0x1"] }), "targetAddresses"),
+        (
+            json!({ "version": "v1", "refundPercent": null, "targetAddresses": [Address::ZERO] }),
+            "targetAddresses",
+        ),
     ] {
         assert_eq!(send(more).await.1.field_error(), ("params", field.to_owned()));
     }
-    let ignored = json!({ "targetSlots": [1], "targetAddresses": [], "desiredState": {} });
-    send(ignored).await.1.result();
-    assert_eq!(server.counted.sum("order_rpc_ignored_fields_total", "targetSlots"), 1);
+    let target = Address::repeat_byte(4);
+    let placed = json!({ "version": "v2", "replacementSeqNumber": 8,
+        "desiredState": "BottomOfBlock", "targetAddresses": [target], "targetSlots": [["0x5"]] });
+    send(placed).await.1.result();
+    let pooled = bundles(server.pool.subscribe_all());
+    let placed = pooled.iter().find(|bundle| bundle.nonce() == Some(8)).unwrap().parts();
+    assert_eq!(placed.desired_state, Some(DesiredState::BottomOfBlock));
+    let slots = vec![B256::with_last_byte(5)];
+    assert_eq!(placed.targets, [StateTarget { address: target, slots }]);
+    send(json!({ "privacy": { "hints": ["hash"] } })).await.1.result();
+    assert_eq!(server.counted.sum("order_rpc_ignored_fields_total", "privacy"), 1);
 }

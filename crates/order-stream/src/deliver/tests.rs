@@ -24,7 +24,8 @@ fn txs(count: usize) -> Vec<Transaction> {
 
 /// Encodes a record as a machine does that sends it without delay.
 fn encode(record: Record) -> Encoded {
-    let publisher_time = PublisherTime { age: Duration::ZERO, local_micros: record.local_micros() };
+    let publisher_time =
+        PublisherTime { local_micros: record.local_micros(), ..PublisherTime::default() };
     record.encode(&publisher_time).expect("a known kind")
 }
 
@@ -145,33 +146,6 @@ fn a_refused_replacement_still_ends_the_bundle_that_it_replaces() {
     assert_eq!(deliver(bundle(0, 1)), (1, [1, 0, 0, 0, 0]));
     assert_eq!(deliver(bundle(1, 2)), (0, [1, 0, 0, 1, 0]));
     assert_eq!(deliver(bundle(2, 1)), (0, [1, 0, 1, 1, 0]), "it arrives late");
-}
-
-/// The stream keeps private orders for 15 minutes, and a builder that started took expired ones for
-/// new.
-#[test]
-fn raw_transactions_beyond_the_retention_of_pools_are_refused() {
-    let (txs, begin) = (txs(3), SystemTime::now());
-    let raw = |n: usize| {
-        let tx = txs[n].recovered().clone();
-        encode_transaction(&Transaction::new(tx, Origin::Rpc, time(100)))
-    };
-    let terms = PrivateTerms { signer: None, max_block: 9 };
-    let private = Transaction::private(txs[1].recovered().clone(), terms, time(100));
-    let others = [encode_transaction(&private), bundle(parts(&txs[2], 5)), raw(1)];
-    let mut deliverer = private_deliverer();
-    let mut deliver = |encoded, age| {
-        let times = Times { stored_at: begin - Duration::from_secs(age), now: begin };
-        deliverer.deliver(&message(encoded), times);
-        counts(&deliverer)
-    };
-    assert_eq!(deliver(raw(0), 61), [0, 0, 0, 1, 0]);
-    // The age counts from the storing: a reorg may have brought it back since its arrival.
-    assert_eq!(deliver(raw(0), 59), [1, 0, 0, 1, 0]);
-    for other in others {
-        deliver(other, 800);
-    }
-    assert_eq!(deliver(raw(0), 800), [3, 2, 0, 1, 0], "another holder of a pooled transaction");
 }
 
 fn head(number: u64, branch: u64) -> Encoded {

@@ -139,7 +139,8 @@ fn removed_orders_leave_the_sequence_of_the_rest_unchanged() {
 fn orders_that_another_holder_sent_first_are_bounded_like_cancellations() {
     let (mut queue, begin) = without_burst();
     let again = |n, holder| {
-        let additional_holder = Some(AdditionalHolder { holder, terms: None });
+        let sent_at = SystemTime::UNIX_EPOCH;
+        let additional_holder = Some(AdditionalHolder { holder, terms: None, sent_at });
         Item { additional_holder, ..order(n, 100) }
     };
     let busy = caller(255);

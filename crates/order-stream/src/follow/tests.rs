@@ -11,6 +11,7 @@ use order_pool::{
     Bundle, BundleParts, Cancellation, Holder, OrderPool, Origin, PoolConfig, PrivateTerms,
     Subscription,
 };
+use testkit::configured;
 
 use super::*;
 use crate::tests::{
@@ -165,6 +166,36 @@ fn a_private_transaction_that_left_unseen_is_cancelled() {
     assert_eq!(compare(&mut follower, &pool()).len(), 3, "builders have them from before");
 }
 
+/// The order's entry had room for one cancellation, and that of the second signer took its place.
+#[test]
+fn a_cancellation_is_published_although_another_signer_has_sent_the_transaction() {
+    let (before, after) = (pool(), pool());
+    let tx = &txs(1)[0];
+    let [sent, cancelled] = ["tx", "cancel"].map(|kind| format!("{kind} {}", tx.hash()));
+    let insert_as = |pool: &OrderPool, signer| {
+        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
+        pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+    };
+    let other_signer = Address::repeat_byte(7);
+    let mut follower = Follower::new(Flow::Private, true);
+    insert_as(&before, SIGNER);
+    assert_eq!(compare(&mut follower, &before), std::slice::from_ref(&sent));
+    // The first signer's left the pool unseen, and the second signer has sent it since.
+    insert_as(&after, other_signer);
+    follower.begin_comparison();
+    let published = follow(&mut follower, &after, &mut after.subscribe_all());
+    assert_eq!(published, [sent], "builders have it on the first signer's terms");
+    let items = follower.end_comparison();
+    let Some(Item { record: Record::CancelPrivate(cancellation), .. }) = items.first() else {
+        panic!("{items:?}")
+    };
+    assert_eq!((items.len(), cancellation.signer), (1, SIGNER));
+    // The connection is lost before it is sent, and the second signer's is still pooled.
+    follower.forget(&items[0]);
+    assert_eq!(compare(&mut follower, &after), [cancelled]);
+    assert!(compare(&mut follower, &after).is_empty());
+}
+
 /// Only additions were published, and this one had belonged to the private flow.
 #[test]
 fn a_transaction_that_becomes_public_is_published_by_the_public_flow() {
@@ -211,7 +242,10 @@ fn each_cancellation_has_a_unique_message_id() {
 #[test]
 fn builders_count_an_order_for_every_holder_that_sent_it() {
     // One caller may hold two private transactions and two bundles.
-    let config = PoolConfig { max_external_txs: 64, max_bundles: 64, ..PoolConfig::default() };
+    let config = configured(PoolConfig::default(), |config| {
+        config.max_external_txs = 64;
+        config.max_bundles = 64;
+    });
     let [ingested, built] = [(); 2].map(|()| OrderPool::new(config.clone()).expect("a pool"));
     for pool in [&ingested, &built] {
         pool.on_head(Block::new(head(10, 0, 0), []));
@@ -242,7 +276,8 @@ fn builders_count_an_order_for_every_holder_that_sent_it() {
         submit_bundle(n, unknown, 11);
     }
     for item in items(&mut follower, &ingested, &mut events) {
-        let Encoded { id, payload } = item.encode(Instant::now()).expect("a known kind");
+        let Encoded { id, payload } =
+            item.encode(Instant::now(), &ServerClock::default()).expect("a known kind");
         deliverer.deliver(&message(&hex::encode(id), payload), stored_now(SystemTime::now()));
     }
     for pool in [&ingested, &built] {

@@ -1,8 +1,10 @@
 //! One connection of a publisher: publishes the pool's events and processes the acknowledgements.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     pin::pin,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -11,22 +13,26 @@ use async_nats::{
     header::NATS_MESSAGE_ID,
     jetstream::{Context, message::PublishMessage},
 };
+use bytes::Bytes;
 use futures::{
     FutureExt as _, StreamExt,
     future::{BoxFuture, OptionFuture},
     stream::FuturesUnordered,
 };
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{sleep_until, timeout};
 
 use super::{PublisherTask, UNSTORED_LIMIT};
 use crate::{
+    clock::ServerClock,
     connection::{CHECK_INTERVAL, CHECK_RETRY_INTERVAL, Connection, SILENCE_LIMIT, StreamInfo},
+    follow::Item,
+    lifetime::lifetime,
     metrics::RefuseReason,
     position::Extent,
     response::Response,
+    retry::with_one_retry,
     state::{DisconnectReason::Lost, State},
     stream_check::{Acknowledged, StreamReport},
-    window::{Attempt, Repeat},
     wire::{Encoded, Record},
     worker::{Stop, Task},
 };
@@ -35,18 +41,15 @@ use crate::{
 /// elects another leader within some seconds.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The timeout of the single message that is tried during an outage. A leader that was elected
-/// without the others accepts messages and never acknowledges them.
-const OUTAGE_ACK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often the server's clock is read when a connection begins, after the first check.
+const FURTHER_CLOCK_READINGS: usize = 2;
 
-/// The pause before a message is published again that the server was storing for another machine at
-/// the same moment.
-const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
-
-/// The outcome of one attempt to publish a message.
+/// The outcome of a message that was published once or twice.
 struct PublishResult {
-    attempt: Attempt,
+    /// Its number in the window.
+    number: u64,
     message_id: String,
+    lifetime: Option<Duration>,
     response: Response,
 }
 
@@ -55,9 +58,12 @@ struct Session<'a> {
     connection: &'a Connection,
     context: Context,
     results: FuturesUnordered<BoxFuture<'a, PublishResult>>,
+    /// The messages of the window that must be published again.
+    to_republish: BTreeSet<u64>,
     /// A running request that checks the stream.
     check: Option<BoxFuture<'a, Result<StreamReport, State>>>,
     next_check_at: Instant,
+    server_clock: ServerClock,
     /// When the stream last responded over this connection.
     responded_at: Instant,
     /// Whether a check has succeeded over this connection.
@@ -71,17 +77,19 @@ impl Task for PublisherTask {
         let mut context = connection.context.clone();
         context.set_timeout(ACK_TIMEOUT);
         self.has_acknowledged = false;
-        self.window.on_connected();
+        self.outage = None;
         if self.events.is_none() {
             self.begin_comparison();
         }
         let session = Session {
+            to_republish: self.window.numbers().collect(),
             task: self,
             connection,
             context,
             results: FuturesUnordered::new(),
             check: None,
             next_check_at: Instant::now(),
+            server_clock: ServerClock::default(),
             responded_at: Instant::now(),
             is_checked: false,
         };
@@ -107,6 +115,7 @@ impl<'a> Session<'a> {
         let check = self.check_stream();
         let report = self.connection.unless_lost(check).await?;
         self.on_check(report, false)?;
+        self.read_server_clock().await?;
         let mut ended = pin!(self.connection.lost_or_denied(&["mempool.", "_INBOX_"]));
         loop {
             // The replay of an empty pool ends without an event.
@@ -160,7 +169,7 @@ impl<'a> Session<'a> {
     /// Returns when there is something to do without an event or a response.
     fn next_wake(&self) -> Option<Instant> {
         let next_check_at = self.check.is_none().then_some(self.next_check_at);
-        let may_publish_unknown = self.task.may_publish_unknown_callers();
+        let may_publish_unknown = self.may_publish() && self.task.may_publish_unknown_callers();
         let fair_queue_at =
             if may_publish_unknown { self.task.fair_queue.next_wake() } else { None };
         // When the state and the readiness change, because nothing was stored for too long.
@@ -170,10 +179,7 @@ impl<'a> Session<'a> {
             }
             _ => None,
         };
-        [next_check_at, self.task.window.next_wake(), fair_queue_at, unstored_at]
-            .into_iter()
-            .flatten()
-            .min()
+        [next_check_at, fair_queue_at, unstored_at].into_iter().flatten().min()
     }
 
     /// Returns when the connection is given up, if a response is missing.
@@ -182,76 +188,98 @@ impl<'a> Session<'a> {
         is_response_missing.then_some(self.responded_at + SILENCE_LIMIT)
     }
 
+    /// Whether a message may be published. One message at a time is tried until the stream has
+    /// acknowledged one.
+    fn may_publish(&self) -> bool {
+        self.task.has_acknowledged || self.results.is_empty()
+    }
+
     /// Publishes first the messages that the stream may not have, then new ones, as many as there
     /// is room for.
     async fn publish(&mut self, is_stopping: bool) -> Result<(), State> {
-        while let Some(Repeat { attempt, waited }) = self.task.window.next_repeat(Instant::now()) {
-            let item = self.task.window.get(attempt);
-            if let Some(encoded) = item.and_then(|item| item.encode(Instant::now())) {
+        while self.may_publish() {
+            let (number, encoded) = if let Some(number) = self.to_republish.pop_first() {
+                let Some(item) = self.task.window.get(number) else { continue };
+                let Some(encoded) = item.encode(Instant::now(), &self.server_clock) else {
+                    continue;
+                };
                 self.task.counters.republished.add(1);
-                self.send(attempt, encoded, waited).await?;
-            }
-        }
-        while let Some(item) = self.task.next_item(is_stopping) {
-            let PublisherTask { window, counters, .. } = &mut *self.task;
-            if matches!(item.record, Record::Head(_)) {
-                // An old head that is in flight and fails would be published again behind this one.
-                let withdrawn = window.withdraw(|other| item.overrides(other));
-                counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);
-            }
-            let Some(encoded) = item.encode(Instant::now()) else { continue };
-            let size_bytes = encoded.payload.len();
-            counters.published.add(1);
-            counters.bytes.increment(size_bytes as u64);
-            let attempt = window.add(item, size_bytes, Instant::now());
-            self.send(attempt, encoded, Duration::ZERO).await?;
+                (number, encoded)
+            } else if let Some(item) = self.task.next_item(is_stopping) {
+                let Some(encoded) = item.encode(Instant::now(), &self.server_clock) else {
+                    continue;
+                };
+                (self.add(item, encoded.payload.len()), encoded)
+            } else {
+                break;
+            };
+            self.send(number, encoded).await?;
         }
         Ok(())
     }
 
-    /// Sends a message of the window whose acknowledgement has been waited for during `waited`.
-    /// Waits while the client's command channel is full, but not beyond the loss or the silence of
-    /// the connection.
-    async fn send(
-        &mut self,
-        attempt: Attempt,
-        encoded: Encoded,
-        waited: Duration,
-    ) -> Result<(), State> {
-        let window = &self.task.window;
-        let Some(item) = window.get(attempt) else { return Ok(()) };
-        let ack_timeout = if window.outage().is_some() { OUTAGE_ACK_TIMEOUT } else { ACK_TIMEOUT };
-        let ack_timeout = ack_timeout.saturating_sub(waited);
+    /// Adds a message that is published for the first time to the window. Returns its number.
+    fn add(&mut self, item: Item, size_bytes: usize) -> u64 {
+        let PublisherTask { window, counters, .. } = &mut *self.task;
+        if matches!(item.record, Record::Head(_)) {
+            // An old head that is in flight and fails would be published again behind this one.
+            let withdrawn = window.withdraw(|other| item.overrides(other));
+            counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);
+        }
+        counters.published.add(1);
+        counters.bytes.increment(size_bytes as u64);
+        window.add(item, size_bytes)
+    }
+
+    /// Sends a message of the window. Waits while the client's command channel is full, but not
+    /// beyond the loss or the silence of the connection.
+    async fn send(&mut self, number: u64, encoded: Encoded) -> Result<(), State> {
+        let Some(item) = self.task.window.get(number) else { return Ok(()) };
         let mut message_id = hex::encode(encoded.id);
         // With a suffix the stream takes it for another message. Readers ignore the suffix.
         message_id.push_str(&item.message_id_suffix(&self.task.run_id).unwrap_or_default());
-        let message = PublishMessage::build().message_id(&message_id).payload(encoded.payload);
+        let lifetime = lifetime(item, self.task.pool.head());
         let [order_subject, other_subject] = &self.task.subjects;
         let subject = match item.record {
             Record::Order(_) => order_subject.clone(),
             _ => other_subject.clone(),
         };
-        let sending = self.context.send_publish(subject, message);
+        let message = build_message(&message_id, encoded.payload, lifetime);
+        let sending = self.context.send_publish(subject.clone(), message);
         // Sending never ends if the socket accepts nothing.
         let sent = timeout(SILENCE_LIMIT, self.connection.unless_lost(sending)).await;
         match sent.map_err(|_| State::Unavailable)?? {
             Ok(ack) => {
+                let item = Arc::downgrade(item);
+                let context = self.context.clone();
+                let server_clock = self.server_clock;
+                let counters = Arc::clone(&self.task.counters);
                 let result = async move {
-                    let response = match timeout(ack_timeout, ack.into_future()).await {
-                        Ok(ack) => Response::from(ack),
-                        Err(_) => Response::RetryLater(State::Unavailable),
+                    let publish_again = || async {
+                        // A message that was withdrawn is not published again.
+                        let encoded = item
+                            .upgrade()
+                            .and_then(|item| item.encode(Instant::now(), &server_clock));
+                        let Some(encoded) = encoded else {
+                            return Response::Refused(RefuseReason::Withdrawn);
+                        };
+                        counters.republished.add(1);
+                        let message = build_message(&message_id, encoded.payload, lifetime);
+                        match context.send_publish(subject, message).await {
+                            Ok(ack) => Response::from(ack.await),
+                            Err(error) => Response::from(Err(error)),
+                        }
                     };
-                    if response == Response::InProcess {
-                        sleep(IN_PROCESS_PAUSE).await;
-                    }
-                    PublishResult { attempt, message_id, response }
+                    let first = ack.into_future().map(Response::from);
+                    let response = with_one_retry(first, publish_again, rand::random()).await;
+                    PublishResult { number, message_id, lifetime, response }
                 };
                 self.results.push(result.boxed());
             }
             Err(error) => match Response::from(Err(error)) {
                 response @ Response::Refused(_) => {
                     tracing::warn!(message_id, ?response, "a message cannot be published");
-                    self.on_result(PublishResult { attempt, message_id, response });
+                    self.on_result(PublishResult { number, message_id, lifetime, response });
                 }
                 // The client has no connection any more. The message stays in the window.
                 _ => return Err(State::Disconnected { reason: Lost }),
@@ -260,7 +288,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn on_result(&mut self, PublishResult { attempt, message_id, response }: PublishResult) {
+    fn on_result(
+        &mut self,
+        PublishResult { number, message_id, lifetime, response }: PublishResult,
+    ) {
         let now = Instant::now();
         if response != Response::RetryLater(State::Unavailable) {
             self.responded_at = now;
@@ -268,33 +299,52 @@ impl<'a> Session<'a> {
         match response {
             Response::Stored { sequence, is_duplicate } => {
                 self.task.has_acknowledged = true;
+                self.task.outage = None;
                 self.task.status.unstored.restart(now);
                 let PublisherTask {
                     window, counters, stream_check, follower, pool, outbox, ..
                 } = &mut *self.task;
-                if let Some(item) = window.get(attempt) {
+                if let Some(item) = window.get(number) {
                     outbox.extend(follower.on_stored(item, sequence, pool));
                 }
                 let stored_at = (!is_duplicate).then_some(now);
-                if window.settle(attempt, stored_at) {
+                if window.settle(number) {
                     counters.acknowledged[usize::from(is_duplicate)].add(1);
                 }
-                stream_check.on_acknowledged(Acknowledged { sequence, message_id, stored_at });
+                stream_check.on_acknowledged(Acknowledged {
+                    sequence,
+                    message_id,
+                    stored_at,
+                    lifetime,
+                });
             }
-            Response::InProcess => self.task.window.requeue(attempt),
+            Response::InProcess => {
+                self.to_republish.insert(number);
+            }
             Response::RetryLater(state) => {
-                self.task.window.fail(attempt, state, now, rand::random());
+                if self.task.window.get(number).is_some() {
+                    self.begin_outage(state);
+                }
                 if state == State::Unavailable {
                     // The stream may be missing.
                     self.next_check_at = self.next_check_at.min(now + CHECK_RETRY_INTERVAL);
                 }
             }
             Response::Refused(reason) => {
-                if self.task.window.settle(attempt, None) {
+                if self.task.window.settle(number) {
                     self.task.counters.refused[reason as usize].add(1);
                 }
             }
         }
+    }
+
+    /// Both copies of a message have failed. All messages are published again after the oldest: if
+    /// the leader was killed, the responses to all of them are lost.
+    fn begin_outage(&mut self, state: State) {
+        self.task.outage = Some(state);
+        self.task.has_acknowledged = false;
+        self.results.clear();
+        self.to_republish = self.task.window.numbers().collect();
     }
 
     fn on_check(
@@ -308,6 +358,9 @@ impl<'a> Session<'a> {
             Ok(report) => {
                 self.responded_at = now;
                 self.is_checked = true;
+                if let Some(reading) = report.server_clock {
+                    self.server_clock.record(reading, now);
+                }
                 self.task.status.record_clock_offset(report.clock_offset);
                 if self.task.stream_check.is_reset(&report, now) {
                     self.task.on_stream_reset();
@@ -326,15 +379,41 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Reads the server's clock some times more. The first response over a connection is often
+    /// slow, and messages that have waited for the connection are published at once.
+    async fn read_server_clock(&mut self) -> Result<(), State> {
+        for _ in 0..FURTHER_CLOCK_READINGS {
+            let request = self.connection.stream_info(&self.task.stream, self.task.clock);
+            let Ok(StreamInfo { server_clock, .. }) = self.connection.unless_lost(request).await?
+            else {
+                break;
+            };
+            if let Some(reading) = server_clock {
+                self.server_clock.record(reading, Instant::now());
+            }
+        }
+        Ok(())
+    }
+
     /// Asks the server about the stream, and about the message at the highest sequence number that
     /// the stream has acknowledged.
     fn check_stream(&self) -> BoxFuture<'a, Result<StreamReport, State>> {
         let connection = self.connection;
         let clock = self.task.clock;
         let name = self.task.stream.clone();
+        let needs_lifetimes = self.task.follower.is_private();
         let highest_when_asked = self.task.stream_check.highest.clone();
         let check = async move {
-            let StreamInfo { info, clock_offset } = connection.stream_info(&name, clock).await?;
+            let StreamInfo { info, clock_offset, server_clock } =
+                connection.stream_info(&name, clock).await?;
+            if needs_lifetimes && !info.config.allow_message_ttl {
+                tracing::warn!(
+                    stream = name,
+                    "the stream was created without lifetimes of messages: an administrator must \
+                     create it again, which keeps its messages"
+                );
+                return Err(State::StreamMissing);
+            }
             let extent = Extent::from(&info);
             let max_bytes = u64::try_from(info.config.max_bytes).unwrap_or(u64::MAX);
             let mut id_at_sequence = None;
@@ -352,9 +431,18 @@ impl<'a> Session<'a> {
                 highest_when_asked,
                 id_at_sequence,
                 clock_offset,
+                server_clock,
             })
         };
         check.boxed()
+    }
+}
+
+fn build_message(message_id: &str, payload: Bytes, lifetime: Option<Duration>) -> PublishMessage {
+    let message = PublishMessage::build().message_id(message_id).payload(payload);
+    match lifetime {
+        Some(lifetime) => message.ttl(lifetime),
+        None => message,
     }
 }
 

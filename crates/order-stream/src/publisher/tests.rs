@@ -5,6 +5,7 @@ use order_pool::{
     Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, OrderPool, Origin,
     PoolConfig,
 };
+use testkit::configured;
 
 use super::*;
 use crate::{
@@ -48,7 +49,7 @@ fn a_bundle_that_was_cancelled_while_it_waited_is_not_published() {
     let txs = txs(700);
     for is_log_lost in [false, true] {
         let clock = Clock::manual();
-        let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
+        let config = configured(PoolConfig::default(), |config| config.log_events = 1);
         let pool = OrderPool::with_clock(config, clock.clone()).expect("a pool");
         let mut task = connected_task(&pool, Flow::Private);
         pool.insert_bundle(bundle(&txs[0], 1));
@@ -120,7 +121,7 @@ fn only_the_private_flow_keeps_its_subscription_in_an_outage() {
 fn a_waiting_transaction_that_a_node_announces_leaves_the_queue_uncounted() {
     let txs = txs(700);
     for is_log_lost in [false, true] {
-        let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
+        let config = configured(PoolConfig::default(), |config| config.log_events = 1);
         let pool = OrderPool::new(config).expect("a pool");
         let mut task = connected_task(&pool, Flow::Private);
         pool.insert_transaction(txs[0].clone().held_by(caller(1)));

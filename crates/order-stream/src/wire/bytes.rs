@@ -1,12 +1,15 @@
 //! Reads and writes the fields of a message.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use alloy_primitives::{Address, B256};
 use bytes::{BufMut as _, BytesMut};
 use order_pool::Holder;
 
-use super::{Encoded, VERSION, WireError, hash_content};
+use super::{Encoded, PublisherTime, VERSION, WireError, hash_content, micros};
 
 /// Reads the fields of a message one after the other.
 pub(super) struct Reader<'a> {
@@ -55,8 +58,18 @@ impl<'a> Reader<'a> {
         Ok(usize::try_from(length).unwrap_or(usize::MAX))
     }
 
-    pub(super) fn age(&mut self) -> Result<Duration, WireError> {
-        self.u64().map(Duration::from_nanos)
+    /// Reads the age and the time of sending. The local time is 0.
+    pub(super) fn send_time(&mut self) -> Result<PublisherTime, WireError> {
+        let age = self.u64().map(Duration::from_nanos)?;
+        let sent_before = match self.u64()? {
+            0 => None,
+            value => {
+                let since_epoch = Duration::from_micros(value);
+                let time = SystemTime::UNIX_EPOCH.checked_add(since_epoch);
+                Some(time.ok_or(WireError::Value { field: "time of sending", value })?)
+            }
+        };
+        Ok(PublisherTime { age, local_micros: 0, sent_before })
     }
 
     /// Reads the holder against whose share the publisher counts an order.
@@ -127,9 +140,11 @@ impl Writer {
         self.bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     }
 
-    /// Writes an age. An age of more than 584 years becomes the highest value that fits.
-    pub(super) fn age(&mut self, age: Duration) {
+    /// Writes the age and the time of sending. An age of more than 584 years becomes the highest
+    /// value that fits.
+    pub(super) fn send_time(&mut self, PublisherTime { age, sent_before, .. }: &PublisherTime) {
         self.bytes.put_u64(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
+        self.bytes.put_u64(sent_before.map_or(0, micros));
     }
 
     pub(super) fn holder(&mut self, holder: Holder) {

@@ -7,8 +7,8 @@ use alloy_eips::eip2718::{Decodable2718 as _, Encodable2718 as _};
 use alloy_primitives::B256;
 use chain_view::{Head, PooledTransaction};
 use order_pool::{
-    Bundle, BundleParts, Cancellation, Holder, Origin, PrivateCancellation, PrivateTerms,
-    ReplacementKey, Transaction,
+    Bundle, BundleParts, Cancellation, DesiredState, Holder, Origin, PrivateCancellation,
+    PrivateTerms, ReplacementKey, StateTarget, Transaction,
 };
 use uuid::Uuid;
 
@@ -84,14 +84,14 @@ pub(super) fn encode_tx(
     terms: Option<&PrivateTerms>,
     publisher_time: &PublisherTime,
 ) -> Encoded {
-    let mut writer = Writer::new(KIND_TX, tx.envelope().encode_2718_len().saturating_add(64));
+    let mut writer = Writer::new(KIND_TX, tx.envelope().encode_2718_len().saturating_add(96));
     let terms = terms.filter(|_| !tx.is_public());
     writer.put([match terms {
         Some(_) => ORIGIN_PRIVATE,
         None if tx.is_public() => ORIGIN_MEMPOOL,
         None => ORIGIN_RPC,
     }]);
-    writer.age(publisher_time.age);
+    writer.send_time(publisher_time);
     if !tx.is_public() {
         writer.put(publisher_time.local_micros.to_be_bytes());
     }
@@ -113,9 +113,10 @@ pub(super) fn read_tx(
     if ![ORIGIN_MEMPOOL, ORIGIN_RPC, ORIGIN_PRIVATE].contains(&origin) {
         return Err(WireError::Value { field: "origin", value: origin.into() });
     }
-    let age = reader.age()?;
-    let local_micros = if origin == ORIGIN_MEMPOOL { 0 } else { reader.u64()? };
-    let publisher_time = PublisherTime { age, local_micros };
+    let mut publisher_time = reader.send_time()?;
+    if origin != ORIGIN_MEMPOOL {
+        publisher_time.local_micros = reader.u64()?;
+    }
     let first_seen = publisher_time.stream_time(stored_at);
     let sender = reader.address()?;
     let holder = reader.holder()?;
@@ -141,7 +142,7 @@ fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {
         .map_err(|source| WireError::Undecodable { index, source })
 }
 
-/// Encodes a bundle. The message id covers all fields but the age and the holder.
+/// Encodes a bundle. The message id covers all fields but the send time and the holder.
 pub(super) fn encode_bundle(
     bundle: &Bundle,
     holder: Holder,
@@ -152,7 +153,7 @@ pub(super) fn encode_bundle(
     let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
     // A bundle takes a little more memory than its encoding has bytes.
     let mut writer = Writer::new(KIND_BUNDLE, bundle.size_bytes());
-    writer.age(publisher_time.age);
+    writer.send_time(publisher_time);
     writer.holder(holder);
     writer.begin_content();
     numbers.iter().for_each(|number| writer.number(*number));
@@ -175,20 +176,34 @@ pub(super) fn encode_bundle(
         writer.length(tx.envelope().encode_2718_len());
         tx.envelope().encode_2718(&mut writer.bytes);
     }
+    if has_placement(parts) {
+        writer.option(parts.desired_state.map(|state| [state.to_byte()]));
+        writer.length(parts.targets.len());
+        for target in &parts.targets {
+            writer.put(target.address);
+            writer.hashes(&target.slots);
+        }
+    }
     writer.finish()
+}
+
+/// Whether a bundle ends with the fields about its place in the block. Most have none, and a reader
+/// that does not know these fields can read those.
+fn has_placement(parts: &BundleParts) -> bool {
+    parts.desired_state.is_some() || !parts.targets.is_empty()
 }
 
 pub(super) fn read_bundle(
     reader: &mut Reader<'_>,
     stored_at: SystemTime,
 ) -> Result<(Bundle, PublisherTime), WireError> {
-    let (age, holder) = (reader.age()?, reader.holder()?);
+    let (send_time, holder) = (reader.send_time()?, reader.holder()?);
     reader.begin_content();
     let block = reader.option(Reader::u64)?;
     let min_timestamp = reader.option(Reader::u64)?;
     let max_timestamp = reader.option(Reader::u64)?;
     let nonce = Nonce::read(reader)?;
-    let publisher_time = PublisherTime { age, local_micros: nonce.local_micros() };
+    let publisher_time = PublisherTime { local_micros: nonce.local_micros(), ..send_time };
     let first_seen = publisher_time.stream_time(stored_at);
     let mut parts = BundleParts {
         block,
@@ -206,6 +221,8 @@ pub(super) fn read_bundle(
         refund_tx_hashes: reader.hashes()?,
         holder,
         first_seen: Some(first_seen),
+        desired_state: None,
+        targets: Vec::new(),
         txs: Vec::new(),
     };
     // The list is not allocated with the length that the message claims, which may be a lie.
@@ -216,6 +233,22 @@ pub(super) fn read_bundle(
         parts.txs.push(Transaction::new(tx, Origin::Rpc, first_seen));
     }
     parts.txs.shrink_to_fit();
+    if !reader.rest.is_empty() {
+        parts.desired_state = reader.option(|reader| {
+            let [byte] = reader.array()?;
+            let error = WireError::Value { field: "desired state", value: byte.into() };
+            DesiredState::from_byte(byte).ok_or(error)
+        })?;
+        for _ in 0..reader.length()? {
+            let (address, slots) = (reader.address()?, reader.hashes()?);
+            parts.targets.push(StateTarget { address, slots });
+        }
+        parts.targets.shrink_to_fit();
+        // Each bundle has one encoding: without these fields it ends after its transactions.
+        if !has_placement(&parts) {
+            return Err(WireError::Value { field: "number of targets", value: 0 });
+        }
+    }
     let bundle = Bundle::new(parts)?;
     // Each bundle has one encoding: it has a nonce if and only if it has a key.
     match (bundle.key(), nonce) {
@@ -234,7 +267,7 @@ pub(super) fn encode_cancellation(
 ) -> Encoded {
     let Cancellation { key, nonce, holder, sent_at } = cancellation;
     let mut writer = Writer::new(KIND_CANCELLATION, 64);
-    writer.age(publisher_time.age);
+    writer.send_time(publisher_time);
     writer.holder(*holder);
     writer.begin_content();
     writer.put(key.uuid);
@@ -252,12 +285,12 @@ pub(super) fn read_cancellation(
     reader: &mut Reader<'_>,
     stored_at: SystemTime,
 ) -> Result<(Cancellation, PublisherTime), WireError> {
-    let (age, holder) = (reader.age()?, reader.holder()?);
+    let (send_time, holder) = (reader.send_time()?, reader.holder()?);
     reader.begin_content();
     let uuid = reader.array().map(Uuid::from_bytes)?;
     let key = ReplacementKey { uuid, signer: reader.address()? };
     let nonce = Nonce::read(reader)?;
-    let publisher_time = PublisherTime { age, local_micros: nonce.local_micros() };
+    let publisher_time = PublisherTime { local_micros: nonce.local_micros(), ..send_time };
     let sent_at =
         matches!(nonce, Nonce::Assigned(_)).then(|| publisher_time.stream_time(stored_at));
     let nonce = nonce.chosen().or(sent_at.map(micros));
@@ -269,8 +302,8 @@ pub(super) fn encode_cancel_private(
     cancellation: &PrivateCancellation,
     publisher_time: &PublisherTime,
 ) -> Encoded {
-    let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 72);
-    writer.age(publisher_time.age);
+    let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 96);
+    writer.send_time(publisher_time);
     writer.put(publisher_time.local_micros.to_be_bytes());
     writer.holder(cancellation.holder);
     writer.begin_content();
@@ -283,7 +316,8 @@ pub(super) fn read_cancel_private(
     reader: &mut Reader<'_>,
     stored_at: SystemTime,
 ) -> Result<(PrivateCancellation, PublisherTime), WireError> {
-    let publisher_time = PublisherTime { age: reader.age()?, local_micros: reader.u64()? };
+    let mut publisher_time = reader.send_time()?;
+    publisher_time.local_micros = reader.u64()?;
     let holder = reader.holder()?;
     reader.begin_content();
     let cancellation = PrivateCancellation {

@@ -13,7 +13,8 @@ use alloy_eips::{
 use alloy_primitives::Address;
 use chain_view::{Head, PooledTransaction};
 use order_pool::{
-    Bundle, BundleParts, Holder, Origin, PrivateCancellation, PrivateTerms, Transaction,
+    Bundle, BundleParts, DesiredState, Holder, MAX_TARGET_SLOTS, Origin, PrivateCancellation,
+    PrivateTerms, StateTarget, Transaction,
 };
 use proptest::{collection::vec, option, prelude::*};
 use testkit::corpus::damaged;
@@ -67,8 +68,17 @@ const AGE: Duration = Duration::from_secs(3);
 
 /// Encodes a record as a publisher does three seconds after its arrival.
 fn encode(record: &Record) -> Encoded {
-    let publisher_time = PublisherTime { age: AGE, local_micros: record.local_micros() };
+    let publisher_time = PublisherTime {
+        age: AGE,
+        local_micros: record.local_micros(),
+        sent_before: Some(sent_at()),
+    };
     record.encode(&publisher_time).expect("a known kind")
+}
+
+/// The time at which all messages were sent, somewhat more than a second before they were stored.
+fn sent_at() -> SystemTime {
+    time(1_234_567_889_000_000_000)
 }
 
 /// The time at which the server stored all messages.
@@ -84,6 +94,11 @@ fn encode_again(Decoded { record, publisher_time, .. }: &Decoded) -> Encoded {
     record.encode(publisher_time).expect("a known kind")
 }
 
+fn target((address, slots): ([u8; 20], Vec<[u8; 32]>)) -> StateTarget {
+    let slots = slots.into_iter().map(B256::new).collect();
+    StateTarget { address: address.into(), slots }
+}
+
 prop_compose! {
     fn parts()(
         count in 1..4_usize,
@@ -93,7 +108,8 @@ prop_compose! {
         others in vec(option::of(any::<[u8; 20]>()), 2),
         lists in vec(vec(any::<[u8; 32]>(), 0..3), 2),
         refund_tx in option::of(any::<[u8; 32]>()),
-        (delayed_refund, first_seen) in any::<(bool, u64)>(),
+        targets in vec((any::<[u8; 20]>(), vec(any::<[u8; 32]>(), 0..3)), 0..3),
+        (delayed_refund, is_at_bottom, first_seen) in any::<(bool, bool, u64)>(),
     ) -> BundleParts {
         let mut lists = lists.into_iter().map(|list| list.into_iter().map(B256::new).collect());
         let mut others = others.into_iter().map(|other| other.map(Address::new));
@@ -123,6 +139,8 @@ prop_compose! {
             dropping_tx_hashes: lists.next().unwrap_or_default(),
             refund_tx_hashes: refund_tx.into_iter().map(B256::new).collect(),
             delayed_refund,
+            desired_state: is_at_bottom.then_some(DesiredState::BottomOfBlock),
+            targets: targets.into_iter().map(target).collect(),
             first_seen: Some(time(first_seen)),
         }
     }
@@ -175,11 +193,11 @@ fn transactions_of_every_type_keep_bytes_sender_and_time() {
 }
 
 #[test]
-fn an_announced_transaction_costs_32_bytes_more_than_its_own() {
+fn an_announced_transaction_costs_40_bytes_more_than_its_own() {
     use alloy_eips::eip2718::Encodable2718 as _;
     let tx = envelopes(1).remove(0);
     let encoded = encode_transaction(&pooled(tx.clone()), AGE);
-    assert_eq!(encoded.payload.len(), tx.encode_2718_len() + 32);
+    assert_eq!(encoded.payload.len(), tx.encode_2718_len() + 40);
     assert_eq!(encoded.id, *tx.tx_hash());
 }
 
@@ -196,7 +214,7 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
     let hash = B256::repeat_byte(9);
     let sent = PrivateCancellation { hash, signer: SIGNER, cancelled_at: time(7), holder };
     let read = round_trip(&encode(&Record::CancelPrivate(sent)));
-    let expected = PrivateCancellation { cancelled_at: stored_at() - AGE, ..sent };
+    let expected = PrivateCancellation { cancelled_at: sent_at() - AGE, ..sent };
     assert!(matches!(read, Record::CancelPrivate(read) if read == expected));
 }
 
@@ -235,9 +253,42 @@ fn unknown_versions_kinds_ids_and_trailing_bytes_are_rejected() {
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { value: 1, .. })));
 }
 
+/// Readers that do not know the fields about the place in the block can read bundles without them,
+/// whose only encoding ends after the transactions.
+#[test]
+fn a_bundle_has_the_fields_about_its_place_only_if_one_is_set() {
+    let tx = pooled(envelopes(1).remove(0));
+    let plain = keyed_parts(&tx, 1, 4);
+    let targets = vec![target(([4; 20], vec![[5; 32]]))];
+    let placed = BundleParts { targets, ..plain.clone() };
+    let [plain, placed] = [plain, placed].map(|parts| encode(&bundle(parts)));
+    let decode_content = |payload: &[u8]| {
+        // The message id covers everything behind age, time of sending and holder.
+        let content = &payload[2 + 8 + 8 + 1..];
+        decode(&hash_content(KIND_BUNDLE, content), payload)
+    };
+    assert!(decode_content(&plain.payload).is_ok() && decode_content(&placed.payload).is_ok());
+    // One target with one slot: no state, length, address, length, slot.
+    assert_eq!(placed.payload.len() - plain.payload.len(), 1 + 4 + 20 + 4 + 32);
+    let empty = [&plain.payload[..], &[0; 5]].concat();
+    assert!(matches!(
+        decode_content(&empty),
+        Err(WireError::Value { field: "number of targets", value: 0 })
+    ));
+    let unknown = [&plain.payload[..], &[1, 9], &[0; 4]].concat();
+    assert!(matches!(
+        decode_content(&unknown),
+        Err(WireError::Value { field: "desired state", value: 9 })
+    ));
+    let count = MAX_TARGET_SLOTS + 1;
+    let slots = [&1_u32.to_be_bytes()[..], &[4; 20], &(count as u32).to_be_bytes()].concat();
+    let many = [&plain.payload[..], &[0], &slots, &vec![5; count * 32]].concat();
+    assert!(matches!(decode_content(&many), Err(WireError::Bundle(BundleError::TooMany { .. }))));
+}
+
 /// It was clamped to the reader's clock, so builders with different clocks did not agree.
 #[test]
-fn the_time_of_a_message_is_its_storing_time_less_its_age() {
+fn the_time_of_a_message_is_its_sending_time_less_its_age() {
     for first_seen in [time(0), time(7), time(u64::MAX)] {
         let tx = envelopes(1).remove(0).try_into_recovered().expect("a sender");
         let tx = Transaction::new(tx, Origin::Rpc, first_seen);
@@ -245,13 +296,28 @@ fn the_time_of_a_message_is_its_storing_time_less_its_age() {
         let parts =
             BundleParts { uuid: Some(KEY.uuid), signer: Some(SIGNER), ..Default::default() };
         let bundle = encode(&bundle(BundleParts { txs, first_seen, ..parts }));
-        let Order::Tx(tx) = order_round_trip(&encode_transaction(&tx, AGE)) else {
-            panic!("another kind")
-        };
+        let tx = encode(&Record::Order(Arc::new(Order::Tx(tx))));
+        let Order::Tx(tx) = order_round_trip(&tx) else { panic!("another kind") };
         let Order::Bundle(bundle) = order_round_trip(&bundle) else { panic!("another kind") };
-        let expected = stored_at() - AGE;
+        let expected = sent_at() - AGE;
         assert_eq!((tx.first_seen(), bundle.first_seen()), (expected, expected));
         assert_eq!(bundle.nonce(), None, "readers assign it by that time");
+    }
+}
+
+#[test]
+fn a_message_has_its_storing_time_if_its_sending_time_is_not_plausible() {
+    let second = Duration::from_secs(1);
+    let (sent_in_time, sent_long_ago) =
+        (stored_at() - MAX_TRANSIT, stored_at() - MAX_TRANSIT - second);
+    for (sent_before, expected) in [
+        (None, stored_at()),
+        (Some(sent_in_time), sent_in_time),
+        (Some(sent_long_ago), stored_at()),
+        (Some(stored_at() + second), stored_at()),
+    ] {
+        let publisher_time = PublisherTime { age: AGE, local_micros: 0, sent_before };
+        assert_eq!(publisher_time.stream_time(stored_at()), expected - AGE);
     }
 }
 
@@ -266,6 +332,8 @@ fn examples() -> Vec<Encoded> {
         txs: txs[..2].iter().cloned().map(pooled).collect(),
         reverting_tx_hashes: vec![hash],
         first_seen: Some(time(1)),
+        desired_state: Some(DesiredState::BottomOfBlock),
+        targets: vec![target(([4; 20], vec![[5; 32]])), target(([6; 20], vec![]))],
         ..keyed_parts(&pooled(txs[0].clone()), 1, 4)
     });
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
@@ -295,7 +363,9 @@ proptest! {
         let Order::Bundle(after) = order_round_trip(&sent) else { panic!("another kind") };
         // The id is a hash of all fields but times and senders.
         prop_assert_eq!(after.id(), before.id());
-        prop_assert_eq!(after.first_seen(), stored_at() - AGE);
+        prop_assert_eq!(after.first_seen(), sent_at() - AGE);
+        prop_assert_eq!(after.parts().desired_state, before.parts().desired_state);
+        prop_assert_eq!(&after.parts().targets, &before.parts().targets);
         for (after, before) in after.txs().iter().zip(before.txs()) {
             prop_assert_eq!(after.recovered(), before.recovered());
         }

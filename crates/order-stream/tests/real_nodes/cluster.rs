@@ -1,6 +1,6 @@
 //! Clusters of three servers, of which some are killed or hang.
 
-use testkit::devnet::NatsCluster;
+use testkit::devnet::{Disk, NatsCluster};
 
 use super::*;
 
@@ -9,7 +9,7 @@ async fn a_killed_leader_loses_no_order() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
     let server = ServerConfig::cluster(cluster.urls());
-    let replicated = StreamConfig { replicas: 3, ..stream(Flow::Public) };
+    let replicated = configured(stream(Flow::Public), |config| config.replicas = 3);
     ensure_stream(&server, &replicated).await.expect("a stream");
     let pools = [pool(), pool()];
     let publishers =
@@ -49,13 +49,71 @@ async fn a_killed_leader_loses_no_order() {
     assert!(stats.known <= 20 && stats.received == stats.pooled + stats.known, "{stats:?}");
 }
 
+/// How long a server has to notice something by itself.
+const NOTICED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The leader disabled JetStream for good. In three of nine runs the stream stored nothing from
+/// then on, also after the space was back, until that server was restarted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "mounts file systems: scripts/fleet.sh --chaos runs it as root"]
+async fn a_leader_whose_disk_was_full_loses_no_order_after_its_restart() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = |server| dir.path().join(format!("nats-{server}"));
+    let disks = [1, 2, 3].map(|server| Disk::mount(folder(server), 64).expect("a disk"));
+    let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
+    let server = ServerConfig::cluster(cluster.urls());
+    let replicated = configured(stream(Flow::Public), |config| config.replicas = 3);
+    ensure_stream(&server, &replicated).await.expect("a stream");
+    let (ingested, built) = (pool(), pool());
+    let publisher = publisher(server.clone(), &ingested, "a");
+    let source = source(server, &built);
+    let txs = transactions(43, 600, 0);
+    insert(&ingested, &txs[..200]);
+    wait_until_equal(&ingested, &built).await;
+    let leader = cluster.stream_leader(STREAM).expect("a leader");
+    disks[leader].fill().expect("a full disk");
+    for (n, chunk) in txs[200..400].chunks(10).enumerate() {
+        insert(&ingested, chunk);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if n == 0 {
+            println!("the disk of server {leader} is full");
+        }
+    }
+    let is_disabled = |cluster: &NatsCluster| cluster.servers()[leader].has_disabled_jetstream();
+    let began = Instant::now();
+    while !is_disabled(&cluster) && began.elapsed() < NOTICED_WITHIN {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let missing = || ingested.stats().txs - built.stats().txs;
+    println!("full: disabled {}, {} missing", is_disabled(&cluster), missing());
+    assert!(is_disabled(&cluster), "the server has not met the full disk");
+    disks[leader].empty().expect("room");
+    insert(&ingested, &txs[400..]);
+    tokio::time::sleep(NOTICED_WITHIN).await;
+    let (state, unstored_for) = (publisher.state(), publisher.unstored_for());
+    println!(
+        "room again: disabled {}, {} missing, publisher {state}, {unstored_for:?} unstored",
+        is_disabled(&cluster),
+        missing()
+    );
+    assert!(is_disabled(&cluster), "the documents say that it must be restarted");
+    cluster.server(leader).restart().expect("a server");
+    assert!(!is_disabled(&cluster), "it has started again");
+    let took = wait_until_equal(&ingested, &built).await;
+    println!("equal {took:.1?} after the restart");
+    let stats = finish(publisher).await;
+    assert_eq!((stats.published, stats.refused_total()), (600, 0), "{stats:?}");
+    let stats = finish_source(source).await;
+    assert_eq!((stats.pooled, stats.missed), (600, 0), "{stats:?}");
+}
+
 /// Publishers chose servers at random, and waited for ten seconds at each that was cut off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publishers_leave_a_server_that_hangs_within_six_seconds() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
     let server = ServerConfig::cluster(cluster.urls());
-    let replicated = StreamConfig { replicas: 3, ..stream(Flow::Public) };
+    let replicated = configured(stream(Flow::Public), |config| config.replicas = 3);
     ensure_stream(&server, &replicated).await.expect("a stream");
     let machines: Vec<_> = (0..12)
         .map(|n| {

@@ -152,7 +152,7 @@ async fn a_late_builder_reports_that_the_stream_deleted_messages_for_space() {
     wait_until_equal(&ingested, &built).await;
     let whole = fixture.source(&pool(), "whole");
     wait_until("it reads", || whole.state() == State::Live).await;
-    let limited = StreamConfig { max_bytes: 16 << 10, ..stream(Flow::Public) };
+    let limited = configured(stream(Flow::Public), |config| config.max_bytes = 16 << 10);
     ensure_stream(&fixture.config(), &limited).await.expect("a smaller stream");
     let late = fixture.source(&pool(), "late");
     wait_until("it reads", || late.state() == State::Live).await;
@@ -203,9 +203,13 @@ async fn a_shutdown_keeps_its_deadline_although_the_server_hangs() {
     let (fixture, ingested, built) = Fixture::with_pools().await;
     let (publisher, source) = fixture.both(Flow::Public, &ingested, &built);
     wait_for_state_of_both(State::Live, &publisher, &source).await;
+    let txs = transactions(21, 601, 1_000);
+    // A connection begins with one message.
+    insert(&ingested, &txs[..1]);
+    wait_until("stored", || publisher.stats().stored == 1).await;
     fixture.server.sigstop().expect("a stopped server");
     // They are far more bytes than client and sockets buffer.
-    insert(&ingested, &transactions(21, 600, 1_000));
+    insert(&ingested, &txs[1..]);
     let mut published = 0;
     let mut changed_at = Instant::now();
     wait_until("the socket accepts nothing", || {
@@ -229,7 +233,7 @@ async fn a_shutdown_keeps_its_deadline_although_the_server_hangs() {
         end.state == State::Ended && stats.published < 600,
         "the window took everything: {end:?}"
     );
-    assert_eq!((stats.stored, stats.published), (0, stats.unfinished));
+    assert_eq!((stats.stored, stats.published), (1, 1 + stats.unfinished));
 }
 
 #[tokio::test]
@@ -254,25 +258,58 @@ async fn a_server_that_hung_is_not_mistaken_for_a_reset_stream() {
 #[tokio::test]
 async fn a_whole_window_is_republished_while_its_acknowledgements_are_pending() {
     let fixture = Fixture::new().await;
-    // The server gets nothing of the first window.
+    // The server gets nothing of the window that follows the first message.
     let mut published = 0;
     let url = proxy::start(&fixture.server, move |subject| {
         published += usize::from(subject.starts_with("mempool."));
-        !subject.starts_with("mempool.") || published > 4_096
+        !subject.starts_with("mempool.") || !(2..=4_097).contains(&published)
     });
     let ingested = pool();
     let publisher = publisher(ServerConfig::new(url), &ingested, "a");
     wait_until_live(&publisher).await;
     let txs = transactions(24, 6_000, 0);
     insert(&ingested, &txs[..100]);
-    // These time out first, while the others are pending for two seconds more.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    // These are published again first, while the others are pending.
+    tokio::time::sleep(Duration::from_millis(300)).await;
     insert(&ingested, &txs[100..]);
     let stats = finish(publisher).await;
-    // A message that timed out while it was stored is a duplicate.
+    // A message that was published again while it was stored is a duplicate.
     let acknowledged = stats.stored + stats.duplicate;
     assert_eq!((stats.published, acknowledged, stats.connects), (6_000, 6_000, 1), "{stats:?}");
     assert!(stats.republished >= 4_096, "{stats:?}");
+}
+
+/// A server that stored nothing got the whole window again and again.
+#[tokio::test]
+async fn a_stream_that_stores_nothing_gets_one_message_at_a_time() {
+    let fixture = Fixture::new().await;
+    let context = fixture.client().await;
+    let large = context.get_stream(STREAM).await.expect("the stream").cached_info().config.clone();
+    let mut full = large.clone();
+    (full.max_messages, full.discard) = (1, DiscardPolicy::New);
+    context.update_stream(full).await.expect("a smaller stream");
+    let published = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&published);
+    let url = proxy::start(&fixture.server, move |subject| {
+        counted.fetch_add(usize::from(subject.starts_with("mempool.")), SeqCst);
+        true
+    });
+    let ingested = pool();
+    let publisher = publisher(ServerConfig::new(url), &ingested, "a");
+    wait_until_live(&publisher).await;
+    insert(&ingested, &transactions(28, 1_000, 0));
+    wait_until("a full stream", || publisher.state() == State::Full).await;
+    let before = published.load(SeqCst);
+    // Each copy of the message comes after a pause of at least half a second.
+    let began = Instant::now();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let copies = published.load(SeqCst) - before;
+    let pauses = began.elapsed().as_millis() / 500;
+    assert!(copies >= 1 && copies as u128 <= 2 * (pauses + 1), "{copies} copies");
+    context.update_stream(large).await.expect("a larger stream");
+    let stats = finish(publisher).await;
+    let acknowledged = stats.stored + stats.duplicate;
+    assert_eq!((stats.published, acknowledged, stats.connects), (1_000, 1_000, 1), "{stats:?}");
 }
 
 /// Messages that a leader dropped while it stepped down reached builders after the timeout of their

@@ -92,7 +92,7 @@ async fn a_late_builder_has_the_latest_bundles_of_a_caller_with_many() {
     }
     wait_until("the heads are stored", || public.stats().stored == BLOCKS - 1).await;
     // One caller may hold a thirty-second of half of it, which is 50.
-    let config = PoolConfig { max_bundles: 3_200, ..PoolConfig::default() };
+    let config = configured(PoolConfig::default(), |config| config.max_bundles = 3_200);
     let built = OrderPool::new(config).expect("a pool");
     let private_source = fixture.source_for_flow(&built, Flow::Private, "late");
     // The heads arrive later, as when the other source connects later.

@@ -2,12 +2,14 @@
 //! server these tests fail; they are never skipped.
 #![cfg(feature = "real-nodes")]
 
+mod chaos;
 mod cluster;
 mod failures;
 mod fleet;
 mod proxy;
 mod resets;
 mod rights;
+mod searchers;
 mod time;
 
 use std::{
@@ -23,7 +25,10 @@ use order_stream::{
     SourceStats, State, StreamConfig, ensure_stream,
 };
 use tempfile::TempDir;
-use testkit::devnet::{NatsConfig, NatsServer};
+use testkit::{
+    configured,
+    devnet::{NatsConfig, NatsServer},
+};
 
 /// Far longer than anything takes, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -69,7 +74,8 @@ impl Fixture {
 
     fn publisher_for_flow(&self, pool: &OrderPool, flow: Flow, machine: &str) -> Publisher {
         let config = PublisherConfig::new(self.config(), CHAIN, machine);
-        Publisher::start(pool, PublisherConfig { flow, ..config }).expect("a publisher")
+        Publisher::start(pool, configured(config, |config| config.flow = flow))
+            .expect("a publisher")
     }
 
     fn publisher(&self, pool: &OrderPool, machine: &str) -> Publisher {
@@ -77,8 +83,10 @@ impl Fixture {
     }
 
     fn source_for_flow(&self, pool: &OrderPool, flow: Flow, name: &str) -> Source {
-        let config =
-            SourceConfig { flow, heads: true, ..SourceConfig::new(self.config(), CHAIN, name) };
+        let config = configured(SourceConfig::new(self.config(), CHAIN, name), |config| {
+            config.flow = flow;
+            config.heads = true;
+        });
         Source::start(pool, config).expect("a source")
     }
 
@@ -118,7 +126,7 @@ fn source(server: ServerConfig, pool: &OrderPool) -> Source {
 /// A stream that keeps messages for longer than a test takes. Pools expire nothing within a test
 /// either.
 fn stream(flow: Flow) -> StreamConfig {
-    StreamConfig { max_age: Duration::from_secs(600), ..StreamConfig::new(flow, CHAIN) }
+    configured(StreamConfig::new(flow, CHAIN), |config| config.max_age = Duration::from_secs(600))
 }
 
 fn pool() -> OrderPool {

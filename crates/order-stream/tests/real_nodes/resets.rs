@@ -95,6 +95,67 @@ async fn a_stream_that_was_rolled_back_and_grew_longer_gets_everything_again() {
     finish(second).await;
 }
 
+/// The stream kept raw transactions for as long as bundles, and a builder that started later took
+/// them for new.
+#[tokio::test]
+async fn raw_transactions_leave_the_private_stream_after_a_minute_without_a_reset() {
+    let (fixture, ingested, built) = Fixture::with_pools().await;
+    let txs = transactions(65, 2, 0);
+    ingested.on_head(block(10, 0, 0, &[]));
+    let publisher = fixture.publisher_for_flow(&ingested, Flow::Private, "a");
+    wait_until_live(&publisher).await;
+    let raw = Transaction::new(txs[0].recovered().clone(), Origin::Rpc, SystemTime::now());
+    ingested.insert_transaction(raw);
+    wait_until("it is stored", || publisher.stats().stored == 1).await;
+    let stream = fixture.client().await.get_stream("MEMPOOL_1_PRIVATE").await.expect("the stream");
+    let began = Instant::now();
+    loop {
+        let count = stream.get_info().await.expect("its state").state.messages;
+        if count == 0 {
+            break;
+        }
+        assert!(began.elapsed() < TIMEOUT, "{count} messages");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    println!("it left after {:?}", began.elapsed());
+    assert!(began.elapsed() > Duration::from_secs(50), "{:?}", began.elapsed());
+    // Private until the twentieth block, which is ten slots away.
+    ingested.insert_transaction(private(&txs[1]));
+    ingested.cancel_private(txs[1].hash(), SIGNER, order_pool::Holder::Host, SystemTime::now());
+    wait_until("they are stored", || publisher.stats().stored == 3).await;
+    let mut lifetimes = Vec::new();
+    for sequence in [2, 3] {
+        let message = stream.get_raw_message(sequence).await.expect("a message");
+        lifetimes.push(message.headers.get("Nats-TTL").map(ToString::to_string));
+    }
+    assert_eq!(lifetimes, [Some("252".to_owned()), None]);
+    let source = fixture.source_for_flow(&built, Flow::Private, "late");
+    wait_until("both are read", || source.stats().received == 2).await;
+    assert!(!built.contains(txs[0].hash()) && !built.contains(txs[1].hash()));
+    assert_eq!(finish_source(source).await.missed, 0);
+    // A check came while the stream was empty.
+    assert_eq!(finish(publisher).await.resets, 0);
+}
+
+#[tokio::test]
+async fn a_publisher_waits_until_an_earlier_versions_stream_keeps_lifetimes() {
+    let fixture = Fixture::without_streams(&NatsConfig::default());
+    let earlier = async_nats::jetstream::stream::Config {
+        name: "MEMPOOL_1_PRIVATE".into(),
+        subjects: order_stream::stream_subjects(Flow::Private, CHAIN),
+        ..Default::default()
+    };
+    fixture.client().await.create_stream(earlier).await.expect("a stream");
+    let ingested = pool();
+    ingested.insert_transaction(private(&transactions(66, 1, 0)[0]));
+    let publisher = fixture.publisher_for_flow(&ingested, Flow::Private, "a");
+    wait_until("it waits", || publisher.state() == State::StreamMissing).await;
+    assert_eq!(publisher.stats().published, 0);
+    fixture.create_streams(&fixture.config()).await;
+    wait_until("it is stored", || publisher.stats().stored == 1).await;
+    finish(publisher).await;
+}
+
 fn copy_folder(source: &std::path::Path, target: &std::path::Path) {
     let status = std::process::Command::new("cp").arg("-a").args([source, target]).status();
     assert!(status.expect("cp runs").success());

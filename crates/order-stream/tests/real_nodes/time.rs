@@ -18,11 +18,14 @@ struct Machine {
 
 impl Machine {
     async fn start(fixture: &Fixture, name: &str, clock: WallClock) -> Self {
+        Self::start_at(fixture.config(), name, clock).await
+    }
+
+    async fn start_at(server: ServerConfig, name: &str, clock: WallClock) -> Self {
         let pool = pool();
-        let config = PublisherConfig {
-            flow: Flow::Private,
-            ..PublisherConfig::new(fixture.config(), CHAIN, name)
-        };
+        let config = configured(PublisherConfig::new(server, CHAIN, name), |config| {
+            config.flow = Flow::Private
+        });
         let publisher = Publisher::with_clock(&pool, config, clock).expect("a publisher");
         wait_until_live(&publisher).await;
         Self { pool, clock, publisher }
@@ -38,8 +41,7 @@ impl Machine {
     }
 
     fn send_private(&self, tx: &Transaction) {
-        let terms = PrivateTerms { signer: Some(SIGNER), max_block: 1_000 };
-        let tx = Transaction::private(tx.recovered().clone(), terms, self.clock.now());
+        let tx = Transaction::private(tx.recovered().clone(), TERMS, self.clock.now());
         assert_eq!(self.pool.insert_transaction(tx.held_by(HOLDER)), InsertOutcome::Added);
     }
 
@@ -65,6 +67,8 @@ impl Machine {
 
 const HOLDER: Holder = Holder::Signer(SIGNER);
 
+const TERMS: PrivateTerms = PrivateTerms { signer: Some(SIGNER), max_block: 1_000 };
+
 fn key(n: u128) -> ReplacementKey {
     ReplacementKey { uuid: uuid::Uuid::from_u128(n), signer: SIGNER }
 }
@@ -72,8 +76,9 @@ fn key(n: u128) -> ReplacementKey {
 /// A builder with its own clock that reads the private stream.
 fn builder(fixture: &Fixture, name: &str, clock: WallClock) -> (OrderPool, Source) {
     let pool = pool();
-    let config =
-        SourceConfig { flow: Flow::Private, ..SourceConfig::new(fixture.config(), CHAIN, name) };
+    let config = configured(SourceConfig::new(fixture.config(), CHAIN, name), |config| {
+        config.flow = Flow::Private
+    });
     let source = Source::with_clock(&pool, config, clock).expect("a source");
     (pool, source)
 }
@@ -141,10 +146,9 @@ async fn cancellations_of_several_machines_hold_for_an_order_that_arrives_late()
     a.wait_until_stored(1_000).await;
     b.wait_until_stored(1_000).await;
     wait_until_read(&source, 2_000).await;
-    let terms = PrivateTerms { signer: Some(SIGNER), max_block: 1_000 };
     let late = [&txs[0], &txs[999], &txs[1_000], &txs[1_999], &txs[2_000]];
     for tx in late {
-        let tx = Transaction::private(tx.recovered().clone(), terms, sent_at);
+        let tx = Transaction::private(tx.recovered().clone(), TERMS, sent_at);
         c.pool.insert_transaction(tx.held_by(HOLDER));
     }
     c.wait_until_stored(5).await;
@@ -221,6 +225,42 @@ async fn builders_agree_on_the_newest_message_whatever_clocks_say() {
     }
 }
 
+/// The first machine still held what another machine had cancelled or replaced, so it published
+/// nothing when its searcher sent it again. No builder had it, although the searcher was told that
+/// it is pooled.
+#[tokio::test]
+async fn an_order_that_is_sent_again_at_its_first_machine_reaches_the_builders() {
+    let fixture = Fixture::new().await;
+    let a = Machine::start(&fixture, "a", WallClock::default()).await;
+    let b = Machine::start(&fixture, "b", WallClock::ahead_by(HOUR)).await;
+    let (built, source) = builder(&fixture, "one", WallClock::default());
+    let txs = transactions(76, 4, 0);
+    let expected = |txs: &[&Transaction]| txs.iter().map(|tx| *tx.hash()).collect::<BTreeSet<_>>();
+    a.send_private(&txs[0]);
+    a.send_bundle(key(1), Some(&txs[1]));
+    a.send_bundle(key(2), Some(&txs[2]));
+    a.wait_until_stored(3).await;
+    b.cancel_private(&txs[0]);
+    b.send_bundle(key(1), None);
+    b.send_bundle(key(2), Some(&txs[3]));
+    b.wait_until_stored(3).await;
+    wait_until_read(&source, 6).await;
+    assert_eq!(order_hashes(&built), expected(&[&txs[3]]));
+    let again = Transaction::private(txs[0].recovered().clone(), TERMS, a.clock.now());
+    assert_eq!(a.pool.insert_transaction(again.held_by(HOLDER)), InsertOutcome::Known);
+    a.send_bundle(key(1), Some(&txs[1]));
+    a.send_bundle(key(2), Some(&txs[2]));
+    a.wait_until_stored(6).await;
+    wait_until_read(&source, 9).await;
+    assert_eq!(order_hashes(&built), expected(&[&txs[0], &txs[1], &txs[2]]));
+    b.cancel_private(&txs[0]);
+    b.send_bundle(key(1), None);
+    b.wait_until_stored(5).await;
+    wait_until_read(&source, 11).await;
+    assert_eq!(order_hashes(&built), expected(&[&txs[2]]));
+    finish_all([a.publisher, b.publisher], [source]).await;
+}
+
 /// A machine sends a burst of replacements, and the server gets some of them half a second late.
 #[tokio::test]
 async fn replacements_of_one_machine_keep_their_sequence_if_some_are_late() {
@@ -232,10 +272,9 @@ async fn replacements_of_one_machine_keep_their_sequence_if_some_are_late() {
         !is_order || !(5..=8).contains(&published)
     });
     let pool = pool();
-    let config = PublisherConfig {
-        flow: Flow::Private,
-        ..PublisherConfig::new(ServerConfig::new(url), CHAIN, "a")
-    };
+    let config = configured(PublisherConfig::new(ServerConfig::new(url), CHAIN, "a"), |config| {
+        config.flow = Flow::Private
+    });
     let publisher = Publisher::start(&pool, config).expect("a publisher");
     wait_until_live(&publisher).await;
     let machine = Machine { pool, clock: WallClock::default(), publisher };
@@ -248,6 +287,48 @@ async fn replacements_of_one_machine_keep_their_sequence_if_some_are_late() {
     wait_until_read(&source, 10).await;
     assert_eq!(order_hashes(&built), BTreeSet::from([*txs[9].hash()]));
     finish_all([machine.publisher], [source]).await;
+}
+
+/// A message that was on its way for longer than a later one of another machine counted as the
+/// later one. So a cancellation had no effect, the older bundle won, and an order that was sent
+/// again was cancelled.
+#[tokio::test]
+async fn messages_keep_their_sequence_although_the_first_is_long_on_its_way() {
+    let fixture = Fixture::new().await;
+    let url = proxy::start(&fixture.server, |subject| {
+        if subject.starts_with("mempool.") {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        true
+    });
+    let slow = Machine::start_at(ServerConfig::new(url), "slow", WallClock::default()).await;
+    let fast = Machine::start(&fixture, "fast", WallClock::ahead_by(HOUR)).await;
+    let (built, source) = builder(&fixture, "one", WallClock::default());
+    let txs = transactions(77, 4, 0);
+    let mut expected = BTreeSet::new();
+    let pause = Duration::from_millis(50);
+
+    slow.send_private(&txs[0]);
+    tokio::time::sleep(pause).await;
+    fast.cancel_private(&txs[0]);
+    slow.wait_until_stored(1).await;
+
+    slow.send_bundle(key(1), Some(&txs[1]));
+    tokio::time::sleep(pause).await;
+    fast.send_bundle(key(1), Some(&txs[2]));
+    expected.insert(*txs[2].hash());
+    slow.wait_until_stored(2).await;
+
+    slow.cancel_private(&txs[3]);
+    tokio::time::sleep(pause).await;
+    fast.send_private(&txs[3]);
+    expected.insert(*txs[3].hash());
+    slow.wait_until_stored(3).await;
+
+    fast.wait_until_stored(3).await;
+    wait_until_read(&source, 6).await;
+    assert_eq!(order_hashes(&built), expected);
+    finish_all([slow.publisher, fast.publisher], [source]).await;
 }
 
 /// A permanent cancellation needs no time.

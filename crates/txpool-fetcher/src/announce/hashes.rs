@@ -10,7 +10,7 @@ use crate::{
     decode::announced_hash,
     fetch::{Arrival, Fetch},
     gap::{GapReason, Report},
-    node::{Connection, Notification, Notifications},
+    node::{LastMessage, Notification, Notifications},
     outcome::Entry,
 };
 
@@ -43,7 +43,7 @@ impl HashReader {
     pub(super) async fn read(
         self,
         mut hashes: Notifications,
-        connection: Arc<Connection>,
+        last_message: Arc<LastMessage>,
         pairs: Option<Arc<Pairs>>,
     ) {
         let meter = hashes.meter();
@@ -51,7 +51,7 @@ impl HashReader {
             self.context.deferral.observe_backlog(self.source, || self.backlog.len());
             match next {
                 Notification::Read(json, read_at) => {
-                    connection.record_message();
+                    last_message.record();
                     // Some nodes announce objects on a subscription to hashes.
                     let json = json.get();
                     let Some(hash) = parse_hash(json).or_else(|| announced_hash(json)) else {

@@ -7,7 +7,7 @@ use crate::{
     chain::read_head,
     context::Context,
     gap::Report,
-    node::{Connection, Notification, Notifications},
+    node::{LastMessage, Notification, Notifications},
 };
 
 /// Longest head in bytes: a longer one counts as malformed. anvil's heads contain the hashes of
@@ -19,17 +19,22 @@ const MAX_HEAD_BYTES: usize = 1024 * 1024;
 pub(super) async fn read(
     mut heads: Notifications,
     context: Arc<Context>,
-    connection: Arc<Connection>,
+    last_message: Arc<LastMessage>,
     backlog: Arc<Backlog>,
 ) {
+    let resets = backlog.resets();
     while let Some(next) = heads.next().await {
         let Notification::Read(json, _) = next else { continue };
-        connection.record_message();
+        last_message.record();
         let json = Some(json.get()).filter(|json| json.len() <= MAX_HEAD_BYTES);
         let Some(Ok(head)) = json.map(read_head) else {
             context.metrics.malformed_notifications.increment(1);
             continue;
         };
+        if backlog.resets() != resets {
+            // A connection to the chain that was followed before. The source has another one.
+            return;
+        }
         // The error means that 256 reports wait. The source reads them soon, and this head adds
         // nothing.
         let _ = backlog.reports.try_send(Report::Head(head));

@@ -23,7 +23,10 @@ mod heads;
 mod objects;
 mod pairs;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
 
 use alloy_primitives::B256;
 use futures::{FutureExt as _, future::BoxFuture};
@@ -52,6 +55,9 @@ const OBJECT_BUFFER: usize = 1_024;
 pub(crate) struct Backlog {
     meters: Mutex<Meters>,
     pub(crate) heads: HeadQueue,
+    /// The number of resets of the source's chain. A head is of the chain that was followed when
+    /// its subscription, or its request, began. Relaxed: all its users run on the same thread.
+    resets: AtomicU32,
     /// Sends reports to the source.
     pub(crate) reports: mpsc::Sender<Report>,
 }
@@ -66,7 +72,23 @@ struct Meters {
 
 impl Backlog {
     pub(crate) fn new(reports: mpsc::Sender<Report>) -> Self {
-        Self { meters: Mutex::default(), heads: HeadQueue::new(HEADS_WAITING), reports }
+        Self {
+            meters: Mutex::default(),
+            heads: HeadQueue::new(HEADS_WAITING),
+            resets: AtomicU32::new(0),
+            reports,
+        }
+    }
+
+    /// Returns the number of resets of the source's chain.
+    pub(crate) fn resets(&self) -> u32 {
+        self.resets.load(Relaxed)
+    }
+
+    /// Notes that the source's chain was reset: heads from before do not count any more.
+    pub(crate) fn reset(&self) {
+        self.resets.fetch_add(1, Relaxed);
+        self.heads.clear();
     }
 
     /// Sends a report to the source, and waits for room. This cannot deadlock, because the source
@@ -176,7 +198,8 @@ pub(crate) async fn subscribe(
                 let meter = objects.meter();
                 backlog.add_objects(&meter);
                 let paired = Pairs::new(&context.awaiting_objects, Some(meter), limits);
-                let reader = ObjectReader::new(context, fetch, source, &connection, &paired);
+                let last_message = connection.last_message();
+                let reader = ObjectReader::new(context, fetch, source, last_message, &paired);
                 readers.push(reader.read(objects, is_auto, Arc::clone(backlog)).boxed());
                 pairs = Some((connection, paired));
             }
@@ -194,11 +217,13 @@ pub(crate) async fn subscribe(
     backlog.add(&announced.meter());
     let reader = HashReader::new(context, fetch, source, backlog);
     let paired = pairs.as_ref().map(|(_, pairs)| Arc::clone(pairs));
-    readers.push(reader.read(announced, Arc::clone(&hashes), paired).boxed());
+    let last_message = hashes.last_message();
+    readers.push(reader.read(announced, Arc::clone(last_message), paired).boxed());
     let heads = hashes.subscribe(("newHeads",), HEADS_WAITING, limit).await;
     let heads = heads.map_err(|error| subscribe_error(endpoint, error))?;
     readers.push(
-        heads::read(heads, Arc::clone(context), Arc::clone(&hashes), Arc::clone(backlog)).boxed(),
+        heads::read(heads, Arc::clone(context), Arc::clone(last_message), Arc::clone(backlog))
+            .boxed(),
     );
     let listings = &context.listings[source];
     let keep_alive = |connection: &Arc<Connection>| {

@@ -11,7 +11,7 @@ use crate::{
     context::Context,
     decode::{FullAnnouncement, announced_hash, read_object},
     fetch::{AnnouncedTransaction, Arrival, Fetch},
-    node::{Connection, Notification, Notifications},
+    node::{LastMessage, Notification, Notifications},
     outcome::Entry,
     sync::OnDrop,
 };
@@ -29,7 +29,7 @@ pub(super) struct ObjectReader {
     context: Arc<Context>,
     fetch: Arc<Fetch>,
     source: usize,
-    connection: Arc<Connection>,
+    last_message: Arc<LastMessage>,
     pairs: Arc<Pairs>,
 }
 
@@ -38,14 +38,14 @@ impl ObjectReader {
         context: &Arc<Context>,
         fetch: &Arc<Fetch>,
         source: usize,
-        connection: &Arc<Connection>,
+        last_message: &Arc<LastMessage>,
         pairs: &Arc<Pairs>,
     ) -> Self {
         Self {
             context: Arc::clone(context),
             fetch: Arc::clone(fetch),
             source,
-            connection: Arc::clone(connection),
+            last_message: Arc::clone(last_message),
             pairs: Arc::clone(pairs),
         }
     }
@@ -72,7 +72,7 @@ impl ObjectReader {
                 Some(Notification::Lagged) => continue,
                 None => return,
             };
-            self.connection.record_message();
+            self.last_message.record();
             if std::mem::take(&mut may_fall_back) && parse_hash(json.get()).is_some() {
                 tracing::warn!(
                     "the node announces hashes instead of whole transactions: hashes are used"

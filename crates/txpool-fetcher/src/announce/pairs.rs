@@ -1,5 +1,5 @@
-//! Pairs the announcements of a source's two subscriptions, to hashes and to objects: decides when
-//! a hash is requested because its object does not come.
+//! Pairs the announcements of a source's two subscriptions: one to hashes, and one to objects
+//! (whole transactions as JSON). Decides when a hash is requested because its object does not come.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -49,8 +49,8 @@ const DEAD_STREAM_TIME: Duration = Duration::from_secs(4);
 ///
 /// An object that comes first is delivered at once. A hash that comes first waits for its object,
 /// and is requested when the object is overdue:
-/// - when the object has come of a hash that was announced a fifth of `object_wait` later, because
-///   a node announces both in the same order;
+/// - when a later object has come, of a hash that was announced at least a fifth of `object_wait`
+///   after this one, because a node announces hashes and objects in the same order;
 /// - otherwise after `object_wait`, unless objects that were read from the socket before then still
 ///   wait to be processed, because the object may be among these.
 ///
@@ -96,7 +96,7 @@ struct State {
     without_object: u32,
     /// When the first of them was announced.
     without_object_since: Instant,
-    /// No object comes any more, so no hash waits.
+    /// No object comes any more: hashes are not queued, and those in the queue are requested.
     is_closed: bool,
 }
 
@@ -147,7 +147,7 @@ impl Pairs {
         })
     }
 
-    /// Takes in an announced hash, if that is possible without waiting.
+    /// Pairs an announced hash with its object, or queues it, if there is room in the queue.
     pub(super) fn on_hash(&self, hashes: &Arc<Hashes>, arrival: Arrival) -> HashResult {
         let mut state = lock(&self.state);
         if state.queue.len() >= self.max_waiting && !state.is_closed {
@@ -173,8 +173,8 @@ impl Pairs {
         HashResult::Paired
     }
 
-    /// Takes in an announced hash, which then waits for its object or is fetched. If too many
-    /// hashes wait, it fetches the oldest first.
+    /// Processes an announced hash: it waits for its object, or is fetched. If too many hashes
+    /// wait, the oldest is fetched first.
     pub(super) async fn take_announced(
         &self,
         context: &Context,
@@ -211,9 +211,11 @@ impl Pairs {
         lock(&self.state).processing = None;
     }
 
-    /// Takes in an announced object. Returns its ticket, if the transaction is new or its hash
-    /// waits. An object that is not whole does not get the ticket of another source, which requests
-    /// the hash itself.
+    /// Pairs an announced object with its hash. Returns the ticket of the hash, if the transaction
+    /// is new or its hash waits.
+    ///
+    /// `is_whole` is false if the transaction must be requested although its object has come. Then
+    /// a hash that another source announced keeps waiting, because that source requests it itself.
     pub(super) fn on_object(
         &self,
         hashes: &Arc<Hashes>,
@@ -243,8 +245,8 @@ impl Pairs {
         waiting.remove(&arrival.hash).map(|awaiting| awaiting.ticket)
     }
 
-    /// Requests a transaction whose object is not whole. If no slot is free, the timer requests it
-    /// in its turn, so that it does not hold up the objects behind it, which need no slot.
+    /// Requests a transaction whose object is not whole. If no slot is free, the hash is queued for
+    /// the timer, so that it does not delay the objects behind it, which need no slot.
     pub(super) async fn fetch(&self, fetch: &Arc<Fetch>, ticket: Ticket) {
         let Err(ticket) = fetch.try_fetch(ticket) else { return };
         if let Err(ticket) = self.put_back(ticket) {
@@ -289,17 +291,22 @@ impl Pairs {
         }
     }
 
+    /// Decides what to do about the oldest hash in the queue. Hashes whose object has come are
+    /// skipped. A hash counts as missed if its object is overdue, but not if the object came and
+    /// cannot be delivered, and not after the subscription to objects has ended.
     fn next(&self, now: Instant) -> Next {
         let mut state = lock(&self.state);
         while let Some((hash, received_at)) = state.queue.front().copied() {
             let mut waiting = lock(&self.waiting);
-            let needs_request = waiting.get(&hash).map(|awaiting| awaiting.needs_request);
-            if needs_request == Some(false) && !self.is_overdue(&state, received_at, now) {
+            let waits_for_object =
+                waiting.get(&hash).is_some_and(|awaiting| !awaiting.needs_request);
+            if waits_for_object && !self.is_overdue(&state, received_at, now) {
                 return Next::Wait;
             }
             state.queue.pop_front();
-            // A hash that does not wait any more has got its object.
+            // Without an entry, the object has come, or the hash was requested for want of room.
             if let Some(Awaiting { ticket, needs_request }) = waiting.remove(&hash) {
+                // All sources share this lock, and it is not needed below.
                 drop(waiting);
                 let is_missed = !needs_request && !state.is_closed;
                 if is_missed {

@@ -251,28 +251,39 @@ impl Comparison {
         let queued = content.queued.iter().filter(|_| includes_queued);
         let mut missing: Vec<B256> = Vec::new();
         let (mut asked, mut postponed) = (Vec::new(), Vec::new());
+        let mut is_any_in_flight = false;
         for (index, hash) in content.pending.iter().chain(queued).enumerate() {
             if index % LOOKUP_BATCH == 0 {
                 tokio::task::yield_now().await;
             }
             match self.verdict(hash) {
                 Verdict::Known => {}
+                Verdict::InFlight => is_any_in_flight = true,
                 Verdict::Refused => report.refused += 1,
                 Verdict::Postponed => postponed.push(*hash),
                 Verdict::AskSink { .. } => asked.push(*hash),
             }
         }
+        let mut listed_again = Vec::new();
         let holdings = self.context.sink.queue.holdings(&asked).await;
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // The hash may have been announced or mined meanwhile.
             let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
             match holding {
-                Holding::Held => {}
+                Holding::Held => {
+                    if context.hashes.seen.set_listed(hash, self.source) {
+                        listed_again.push(hash);
+                    }
+                }
                 Holding::Removed => report.removed += 1,
                 Holding::MayReturn => postponed.push(hash),
                 Holding::Unknown if was_delivered => {}
                 Holding::Unknown | Holding::Missing => missing.push(hash),
             }
+        }
+        if missing.is_empty() && !is_any_in_flight {
+            // Nothing is left to request, so no response would show that the node works.
+            self.fetch.forget_failures_before(self.source, began_at);
         }
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
@@ -294,6 +305,8 @@ impl Comparison {
             let lists_more = before.is_none_or(|before| listing.has_blobs && !before.has_blobs);
             if lists_more {
                 self.report_listed(&listing).await;
+            } else if !listed_again.is_empty() {
+                context.sink.queue.push(Job::Listed(listed_again));
             }
             report.vanished = self.mark_vanished(epoch).await;
         }
@@ -350,8 +363,8 @@ impl Comparison {
     /// Decides what to do with a listed hash.
     fn verdict(&self, hash: &B256) -> Verdict {
         match self.context.hashes.seen.get(hash) {
-            Some(Seen::InFlight) => Verdict::Known,
-            Some(Seen::Delivered) => Verdict::AskSink { was_delivered: true },
+            Some(Seen::InFlight) => Verdict::InFlight,
+            Some(Seen::Delivered | Seen::DeliveredBlob) => Verdict::AskSink { was_delivered: true },
             Some(Seen::Refused | Seen::Harmful) => Verdict::Refused,
             Some(Seen::Postponed) => Verdict::Postponed,
             // It was mined after the list.
@@ -401,10 +414,9 @@ impl Comparison {
             // The hash may have been announced meanwhile, or another comparison fetches it.
             let Some(ticket) = self.context.hashes.enter_missing(arrival, epoch) else { continue };
             *is_fetched = true;
-            // What our own buffer lost was announced as recently as what is live: once live work
-            // has caught up, it takes the same slots.
+            // Once live work has caught up, what our own buffer lost takes the same slots.
             if self.reason == GapReason::Lagged && !self.context.deferral.is_pressed() {
-                self.fetch.fetch(ticket).await;
+                self.fetch.fetch_lost(ticket).await;
             } else {
                 self.fetch.fetch_missing(ticket).await;
             }
@@ -427,13 +439,21 @@ impl Comparison {
         recovery
     }
 
-    /// Reports to the sink what it holds of a list, if the list before did not have such transactions:
-    /// then they were delivered as ones of which nobody knows when they leave the node's pool.
+    /// Reports to the sink which of its transactions the node lists, if the list before did not
+    /// have such transactions: they were delivered as transactions that the node does not list.
+    /// What the node announced after it made the list is reported too, because the next list has
+    /// it, or shows that it is gone.
     async fn report_listed(&self, listing: &Listing) {
+        let is_newer = |held: &HeldHash| {
+            held.epoch >= listing.epoch
+                && held.sources.contains(self.source)
+                && (listing.has_blobs || !held.is_blob)
+        };
         let mut listed = Vec::new();
         for shard in 0..SHARDS {
             let held = self.context.hashes.seen.held(shard).into_iter();
-            listed.extend(held.map(|held| held.hash).filter(|hash| listing.hashes.contains(hash)));
+            let held = held.filter(|held| listing.hashes.contains(&held.hash) || is_newer(held));
+            listed.extend(held.map(|held| held.hash));
             tokio::task::yield_now().await;
         }
         if !listed.is_empty() {
@@ -525,8 +545,10 @@ struct Recovery {
 
 /// What a comparison does with a listed hash.
 enum Verdict {
-    /// Nothing: it is in flight, or mined.
+    /// Nothing: it is mined.
     Known,
+    /// Nothing: it is being fetched.
+    InFlight,
     /// Nothing: the sink refused it, or its response ended connections.
     Refused,
     /// Offer it to the sink again.

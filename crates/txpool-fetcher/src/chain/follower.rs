@@ -238,7 +238,7 @@ impl Follower {
         recent.filter_map(|candidate| candidate.head).map(|head| head.timestamp).max()
     }
 
-    /// Takes in a head of a source. Returns the branch to apply, or `None` if the head is not new.
+    /// Processes a head of a source. Returns the branch to apply, or `None` if the head is not new.
     pub(super) fn on_head(
         &mut self,
         source: usize,

@@ -31,6 +31,7 @@ use crate::{
 /// hundred milliseconds.
 const MAX_ATTEMPTS: u32 = 7;
 
+/// See [`MAX_ATTEMPTS`].
 const RETRY_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
@@ -84,6 +85,7 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlo
             Some(announced) => announced,
             None => heads.next().await,
         };
+        let resets = backlog.resets();
         let branch = lock(&chain.follower).on_head(source, announced, Instant::now());
         let Some(mut branch) = branch else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
@@ -105,6 +107,10 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlo
                 // read.
                 None => break,
             };
+            if backlog.resets() != resets {
+                // The head is of a chain that does not exist any more.
+                break;
+            }
             branch.add_read(hash, read);
         }
     }

@@ -90,7 +90,7 @@ impl Deferral {
         let _waiting = Share::add_to(&self.waiting, 1);
         // `None` if the clock cannot represent that time. Then the work is never due.
         let due = since.checked_add(self.max_age);
-        if !monitor.wait_until_normal(due, || {}).await {
+        if !monitor.wait_until_normal(due).await {
             self.aged.fetch_add(1, Relaxed);
         }
     }
@@ -170,6 +170,17 @@ mod tests {
         assert!(deferral.wait(DeferrableWork::Retry, Instant::now()).now_or_never().is_none());
         assert_eq!(deferral.stats().waiting, 0);
         drop(live);
+        assert!(!deferral.is_pressed());
+    }
+
+    #[tokio::test]
+    async fn fetches_of_lost_announcements_do_not_count_as_load() {
+        let (slots, deferral) = deferral(Duration::from_secs(3_600));
+        let mut lost = Vec::new();
+        for number in 0..DEFAULT_FETCH_SLOTS {
+            lost.push(tokio::task::unconstrained(slots.acquire_lost(number % 2)).await);
+        }
+        assert!(slots.try_acquire_live(0).is_none(), "all slots are taken");
         assert!(!deferral.is_pressed());
     }
 }

@@ -1,5 +1,5 @@
 //! Decodes a response, recovers the sender, calls the sink, and records the outcome. Decides
-//! whether that happens on this thread or on the thread for deliveries.
+//! whether that happens on the current thread or on the delivery thread (`mempool-deliver`).
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -11,8 +11,9 @@ use alloy_consensus::{
     transaction::{Recovered, SignerRecoverable as _},
 };
 use alloy_eips::Encodable2718 as _;
-use alloy_primitives::{Address, Bytes};
+use alloy_primitives::{Address, B256, Bytes};
 use chain_view::PooledTransaction;
+use futures::FutureExt as _;
 use load_control::WorkPermit;
 
 use super::{
@@ -23,7 +24,7 @@ use super::{
 use crate::{
     decode::{Malformed, RawTransaction, read_raw, verify_blob_proofs},
     outcome::{Entry, Outcome},
-    sink::{Delivery, FetchedTransaction},
+    sink::{Delivery, FetchedTransaction, Job},
     sync::lock,
 };
 
@@ -36,17 +37,18 @@ pub(crate) struct AnnouncedTransaction {
 }
 
 impl Fetch {
-    /// Reads a response and delivers its transaction, here or on the thread for deliveries.
+    /// Reads a response and delivers its transaction, here or on the delivery thread.
     pub(super) async fn read_and_deliver(self: Arc<Self>, mut task: FetchTask, raw: Bytes) {
         if let Some(slot) = &mut task.slot {
             self.slots.set_response_bytes(slot, raw.len());
         }
-        let is_large = raw.len() > LARGE_BYTES;
-        if is_large || self.should_hand_over() {
-            let work = Arc::clone(&self).read_and_deliver_here(task, raw);
+        let hands_over = raw.len() > LARGE_BYTES || self.should_hand_over();
+        // Boxed, so that the task of a fetch is small while it waits for its response.
+        let work = Arc::clone(&self).read_and_deliver_here(task, raw).boxed();
+        if hands_over {
             self.delivery_thread.run(work).await;
         } else {
-            self.read_and_deliver_here(task, raw).await;
+            work.await;
         }
     }
 
@@ -96,7 +98,8 @@ impl Fetch {
         }
     }
 
-    /// Delivers a transaction that a node announced whole, here or on the thread for deliveries.
+    /// Delivers a transaction that a node announced whole, here or on the delivery thread.
+    /// `is_behind`: many announced transactions wait.
     pub(crate) async fn deliver_announced(
         self: &Arc<Self>,
         ticket: Ticket,
@@ -117,7 +120,7 @@ impl Fetch {
             }
         };
         if is_behind || self.should_hand_over() {
-            self.delivery_thread.run(work).await;
+            self.delivery_thread.run(work.boxed()).await;
         } else {
             work.await;
         }
@@ -147,7 +150,7 @@ impl Fetch {
     }
 
     /// Returns whether audits will find the transactions of this source in its list, and report
-    /// when they are no longer there: that needs audits, and a node whose lists are complete.
+    /// when they are no longer there. So audits must be configured, and the node's lists complete.
     fn lists_its_pool(&self, source: usize, is_blob: bool) -> bool {
         self.context.settings.config.audit_interval.is_some()
             && self.context.listings[source].has(is_blob)
@@ -155,18 +158,74 @@ impl Fetch {
 
     /// Delivers a transaction whose hash was verified, unless it is mined or belongs to another
     /// chain.
-    async fn deliver(&self, ticket: Ticket, tx: Recovered<PooledTransaction>, raw: Option<Bytes>) {
-        let Arrival { hash, entry, source, received_at } = ticket.arrival;
+    ///
+    /// The sink is called before this function returns, and the returned future only waits for the
+    /// sink's result. So neither this future nor those that contain it have to hold the
+    /// transaction, which is large.
+    fn deliver(
+        &self,
+        ticket: Ticket,
+        tx: Recovered<PooledTransaction>,
+        raw: Option<Bytes>,
+    ) -> impl Future<Output = ()> + Send {
+        let is_blob = tx.inner().is_eip4844();
+        let mut is_listed = true;
+        let result = match self.undeliverable(&ticket.arrival.hash, &tx) {
+            Some(undeliverable) => Err(undeliverable),
+            None => {
+                let fetched = self.fetched(&ticket.arrival, tx, raw);
+                is_listed = fetched.is_listed;
+                Ok(self.context.sink.deliver(fetched))
+            }
+        };
+        async move {
+            let (outcome, seen) = match result {
+                Err(undeliverable) => undeliverable,
+                Ok(delivery) => {
+                    // `None` if the sink has panicked: the dropped ticket counts as failed. If the
+                    // fetcher stops while the sink waits, this future is dropped, and the hash
+                    // stays unfinished.
+                    let Some(delivery) = delivery.await else { return };
+                    self.record_delivery(&ticket.arrival, delivery, is_blob)
+                }
+            };
+            let Arrival { hash, source, .. } = ticket.arrival;
+            ticket.finish(outcome, seen);
+            // The first list of the node's pool may have been completed meanwhile. Its comparison
+            // reports what was delivered before, so this is looked at afterwards.
+            if !is_listed && self.lists_its_pool(source, is_blob) {
+                self.context.sink.queue.push(Job::Listed(vec![hash]));
+            }
+        }
+    }
+
+    /// Returns the outcome, and the state in which the hash is remembered, if the transaction must
+    /// not be delivered, because it belongs to another chain, or because a recent block contains it
+    /// or has used its nonce.
+    fn undeliverable(
+        &self,
+        hash: &B256,
+        tx: &Recovered<PooledTransaction>,
+    ) -> Option<(Outcome, Option<Seen>)> {
         // A legacy transaction without a chain id, from before EIP-155, is valid on every chain.
         let chain_ids = tx.inner().chain_id().zip(self.context.chain_id.get());
         if chain_ids.is_some_and(|(found, expected)| found != expected) {
             tracing::debug!(%hash, ?chain_ids, "malformed transaction: it is of another chain");
-            return ticket.finish(Outcome::Malformed, None);
+            return Some((Outcome::Malformed, None));
         }
         let (sender, nonce) = (tx.signer(), tx.inner().nonce());
-        if lock(&self.context.hashes.blocks).obsolete_reason(&hash, &sender, nonce).is_some() {
-            return ticket.finish(Outcome::Mined, Some(Seen::Mined));
-        }
+        let reason = lock(&self.context.hashes.blocks).obsolete_reason(hash, &sender, nonce);
+        reason.map(|_| (Outcome::Mined, Some(Seen::Mined)))
+    }
+
+    /// Makes the [`FetchedTransaction`] that the sink receives.
+    fn fetched(
+        &self,
+        arrival: &Arrival,
+        tx: Recovered<PooledTransaction>,
+        raw: Option<Bytes>,
+    ) -> FetchedTransaction {
+        let Arrival { entry, source, received_at, .. } = *arrival;
         let is_blob = tx.inner().is_eip4844();
         if is_blob {
             self.had_blobs.store(true, Relaxed);
@@ -174,7 +233,7 @@ impl Fetch {
         let now = SystemTime::now();
         let first_seen = now.checked_sub(received_at.elapsed()).unwrap_or(now);
         let is_listed = entry != Entry::Announced || self.lists_its_pool(source, is_blob);
-        let fetched = FetchedTransaction {
+        FetchedTransaction {
             tx,
             raw,
             entry,
@@ -182,16 +241,24 @@ impl Fetch {
             is_listed,
             announced_at: received_at,
             first_seen,
-        };
-        // `None` if the sink has panicked: the dropped ticket counts as failed. If the fetcher
-        // stops while the sink waits, this future is dropped, and the hash stays unfinished.
-        let Some(delivery) = self.context.sink.deliver(fetched).await else { return };
+        }
+    }
+
+    /// Records what the sink did with a transaction. Returns the outcome of its hash, and the state
+    /// in which the hash is remembered (`None`: it is forgotten).
+    fn record_delivery(
+        &self,
+        arrival: &Arrival,
+        delivery: Delivery,
+        is_blob: bool,
+    ) -> (Outcome, Option<Seen>) {
+        let Arrival { hash, received_at, .. } = arrival;
         self.context.metrics.deliver_seconds.record(received_at.elapsed().as_secs_f64());
         if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {
             tracing::debug!(%hash, ?delivery, "the sink did not accept a transaction");
         }
         let delivered = if is_blob { Seen::DeliveredBlob } else { Seen::Delivered };
-        let (outcome, seen) = match delivery {
+        match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(delivered)),
             Delivery::Known => (Outcome::Known, Some(delivered)),
             Delivery::Mined => (Outcome::Mined, Some(Seen::Mined)),
@@ -201,7 +268,6 @@ impl Fetch {
                 self.context.sink.closed.cancel();
                 (Outcome::Refused, None)
             }
-        };
-        ticket.finish(outcome, seen);
+        }
     }
 }

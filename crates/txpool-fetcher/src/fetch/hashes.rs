@@ -182,15 +182,17 @@ impl Ticket {
     /// Records the outcome and remembers the hash as `seen`; `None` forgets the hash.
     pub(crate) fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
         let (hashes, hash) = (Arc::clone(&self.hashes), self.arrival.hash);
-        // This comes before the look-up in the blocks, so that a block that is applied in between
-        // finds the hash settled.
+        // The hash is settled before the blocks are looked up below. So a block that contains it is
+        // either found there, or finds the hash settled when it is applied.
         hashes.seen.settle(hash, seen);
         self.leave(outcome);
-        // Since the caller looked the hash up, a block may have been applied or removed. Only a
-        // canonical block that contains the hash keeps it mined: a transaction that lost its nonce
-        // to a block, or was mined in an unknown block, may be pending again after a reorg.
+        // Since the caller looked the hash up, a block may have been applied or removed. A hash
+        // stays mined only while a canonical block contains it: a transaction whose nonce another
+        // one used, or that was mined in an unknown block, may be pending again after a reorg.
         match seen {
-            Some(Seen::Delivered | Seen::Failed) if hashes.is_mined(&hash) => {
+            Some(Seen::Delivered | Seen::DeliveredBlob | Seen::Failed)
+                if hashes.is_mined(&hash) =>
+            {
                 hashes.seen.set_mined(hash);
             }
             Some(Seen::Mined) => {}
@@ -276,6 +278,21 @@ mod tests {
                 prop_assert!(hashes.enter(arrival).is_none() || outcome.is_none());
                 prop_assert_eq!(hashes.counts().balance(), 0);
             }
+        }
+    }
+
+    #[test]
+    fn a_hash_that_is_mined_during_its_delivery_is_remembered_as_mined() {
+        let hashes = hashes();
+        for (number, delivered) in [(1, Seen::Delivered), (2, Seen::DeliveredBlob)] {
+            let arrival = arrival(number, Entry::Announced);
+            let ticket = hashes.enter(arrival).expect("new");
+            let head = chain_view::Head { number, hash: arrival.hash, ..Default::default() };
+            lock(&hashes.blocks).push(chain_view::Block::new(head, vec![arrival.hash]));
+            hashes.seen.set_mined(arrival.hash);
+            ticket.finish(Outcome::Pooled, Some(delivered));
+            let seen = hashes.seen.get(&arrival.hash);
+            assert_eq!(seen, Some(Seen::MinedDelivered), "{delivered:?}");
         }
     }
 

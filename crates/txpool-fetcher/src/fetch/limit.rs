@@ -127,6 +127,8 @@ struct Responses {
     /// The running mean of the response time, also of responses after a time-out.
     mean_time: Duration,
     failures: Option<Failures>,
+    /// When the latest request failed.
+    failed_at: Option<Instant>,
 }
 
 /// Requests for transactions that failed in a row, without a response in between.
@@ -178,11 +180,20 @@ impl NodeLimit {
         if *error == CallError::ConnectionLost {
             return;
         }
-        let failures = &mut lock(&self.responses).failures;
-        let (count, since) = failures
-            .as_ref()
-            .map_or_else(|| (0, Instant::now()), |failures| (failures.count, failures.since));
+        let Responses { failures, failed_at, .. } = &mut *lock(&self.responses);
+        let now = Instant::now();
+        let (count, since) =
+            failures.as_ref().map_or((0, now), |failures| (failures.count, failures.since));
         *failures = Some(Failures { count: count + 1, since, latest: error.clone() });
+        *failed_at = Some(now);
+    }
+
+    /// Forgets the failures if all are from before this time.
+    pub(super) fn forget_failures_before(&self, time: Instant) {
+        let mut responses = lock(&self.responses);
+        if responses.failed_at.is_some_and(|failed_at| failed_at < time) {
+            responses.failures = None;
+        }
     }
 
     /// Returns the requests that failed since the latest response.

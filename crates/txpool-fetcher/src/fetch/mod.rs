@@ -196,6 +196,13 @@ impl Fetch {
         self.spawn(self.task(ticket, slot));
     }
 
+    /// Like [`Self::fetch_missing`], for a hash that our own buffer lost: it was announced as
+    /// recently as what is live, and waits for the same slots.
+    pub(crate) async fn fetch_lost(self: &Arc<Self>, ticket: Ticket) {
+        let slot = self.slots.acquire_lost(ticket.arrival.source).await;
+        self.spawn(self.task(ticket, slot));
+    }
+
     /// Counts an announcement for a caller that requests the transaction itself, from a pool in
     /// this process. Returns `None` if the hash is known, or if a task has to wait for a permit
     /// first.
@@ -239,6 +246,12 @@ impl Fetch {
                 }
             }
         });
+    }
+
+    /// Forgets that requests to a source failed, if all are from before this time: a comparison
+    /// that began then has found nothing to request.
+    pub(crate) fn forget_failures_before(&self, source: usize, time: Instant) {
+        self.limits[source].forget_failures_before(time);
     }
 
     /// Returns whether a blob transaction was ever delivered. geth does not list them.

@@ -1,6 +1,6 @@
 //! The hashes that were seen: decides whether an announced or missing hash is fetched, which hashes
-//! an audit treats as delivered, and when a hash is requested again whose responses ended
-//! connections.
+//! an audit treats as delivered, and when a hash whose responses ended connections is requested
+//! again.
 
 use std::{
     collections::HashMap,
@@ -16,9 +16,10 @@ use alloy_primitives::B256;
 use super::{Arrival, SourceSet};
 use crate::sync::lock;
 
-/// How long after its outcome an announced hash counts as known. Until then, announcements come
-/// from the other nodes. Later the sink may have removed the transaction for lack of room or by age
-/// (the order pool keeps one for the same time by default), or may accept one that it refused.
+/// How long after its outcome a hash counts as known, so that announcements of it by other nodes
+/// are not fetched. Later the sink may have removed the transaction for lack of room or because of
+/// its age (the order pool keeps one for the same time by default), or may accept one that it
+/// refused.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
 
 /// The state of a hash that was seen.
@@ -69,8 +70,8 @@ impl Seen {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldHash {
     pub(crate) hash: B256,
-    /// The latest comparison that had begun when it was delivered: the list of a comparison up to
-    /// this one may predate the delivery.
+    /// The number of the latest comparison that had begun when it was delivered. The list of that
+    /// comparison, or of an earlier one, may predate the delivery.
     pub(crate) epoch: u32,
     pub(crate) is_blob: bool,
     /// The sources that have announced the hash, or listed it first.
@@ -89,8 +90,8 @@ pub(crate) struct Entered {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     seen: Seen,
-    /// The latest comparison that had begun when `seen` was set: the list of a comparison up to
-    /// this one may predate the delivery.
+    /// The number of the latest comparison that had begun when `seen` was set. The list of that
+    /// comparison, or of an earlier one, may predate the delivery.
     epoch: u32,
     /// When `seen` was set, in seconds since the set was created.
     since_secs: u32,
@@ -112,7 +113,8 @@ impl Entry {
     }
 }
 
-/// How often the pause before a harmful hash is requested again is doubled: up to 64 minutes.
+/// How many times the pause before a harmful hash is requested again is doubled at most: from one
+/// minute to 64.
 const MAX_DOUBLINGS: u32 = 6;
 
 /// A bounded set of hashes with their states, in shards of two generations each. When the younger
@@ -237,7 +239,8 @@ impl SeenSet {
         }
     }
 
-    /// Records that a block contains a hash, if the hash is known and not in flight.
+    /// Records that a block contains a hash, if the hash is known and not in flight:
+    /// [`Seen::MinedDelivered`] if it was delivered before, otherwise [`Seen::Mined`].
     pub(crate) fn set_mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
         if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::InFlight) {
@@ -245,9 +248,9 @@ impl SeenSet {
         }
     }
 
-    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was
-    /// announced while it was mined: then it has to be fetched now, because its source does not
-    /// announce it again.
+    /// Records that a hash that was mined is in no canonical block any more. Returns whether the
+    /// caller must fetch it now: it was announced and not fetched because it was mined, and its
+    /// source will not announce it again.
     pub(crate) fn forget_mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
         let seen = shard.get(&hash).map(|entry| entry.seen);
@@ -299,6 +302,23 @@ impl SeenSet {
         if known.is_some_and(|entry| entry.seen.is_held() && entry.epoch < epoch) {
             self.insert(&mut shard, hash, Seen::Vanished);
         }
+    }
+
+    /// Records that a source lists a hash that the sink holds. Returns whether this must be
+    /// reported to the sink, because it was reported that the hash had left the node's pool, or
+    /// that its block was removed.
+    ///
+    /// The hash then counts as one that nodes list, even if it is that of a blob transaction: this
+    /// node lists them.
+    pub(crate) fn set_listed(&self, hash: B256, source: usize) -> bool {
+        let mut shard = self.shard(&hash);
+        let seen = shard.get(&hash).map(|entry| entry.seen);
+        let is_back = matches!(seen, Some(Seen::Undone | Seen::Vanished));
+        if is_back {
+            let sources = SourceSet::single(source);
+            self.insert_with_sources(&mut shard, hash, Seen::Delivered, sources);
+        }
+        is_back
     }
 
     fn shard(&self, hash: &B256) -> MutexGuard<'_, Shard> {
@@ -363,7 +383,8 @@ impl Shard {
         }
     }
 
-    /// Inserts a hash that the shard does not contain.
+    /// Inserts a hash that the shard does not contain. If the younger generation is full, it
+    /// becomes the older one, and the older one is forgotten.
     fn insert_new(&mut self, hash: B256, entry: Entry, generation_capacity: usize) {
         if self.young.len() >= generation_capacity {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
@@ -371,9 +392,9 @@ impl Shard {
             // hashes, which must not be fetched again soon, up to half of the generation.
             let mut harmful_room = generation_capacity / 2;
             for (hash, entry) in forgotten {
-                let is_harmful = entry.harms > 0 && harmful_room > 0;
-                harmful_room -= usize::from(is_harmful);
-                if entry.seen == Seen::InFlight || is_harmful {
+                let is_kept_as_harmful = entry.harms > 0 && harmful_room > 0;
+                harmful_room -= usize::from(is_kept_as_harmful);
+                if entry.seen == Seen::InFlight || is_kept_as_harmful {
                     self.young.insert(hash, entry);
                 }
             }
@@ -460,6 +481,18 @@ mod tests {
         assert!(seen.insert_announced(&arrival(1)).is_some());
         seen.set_vanished(hash(1), seen.begin_epoch());
         assert_eq!(seen.get(&hash(1)), Some(Seen::InFlight));
+    }
+
+    /// Another node still had it, and the sink let it expire.
+    #[test]
+    fn a_hash_that_has_left_one_pool_is_back_when_another_source_lists_it() {
+        let seen = SeenSet::new(1024);
+        (1..=2).for_each(|n| seen.settle(hash(n), Some(Seen::Delivered)));
+        seen.set_vanished(hash(1), seen.begin_epoch());
+        assert_eq!([1, 2, 3].map(|n| seen.set_listed(hash(n), 1)), [true, false, false]);
+        assert_eq!(seen.get(&hash(1)), Some(Seen::Delivered));
+        assert!(seen.sources(&hash(1)).contains(1) && seen.get(&hash(3)).is_none());
+        assert!(!seen.set_listed(hash(1), 1), "it is reported once");
     }
 
     #[test]

@@ -20,12 +20,13 @@ use crate::{
     sync::lock,
 };
 
-/// A source may have one more deferrable fetch in flight for each time that its node's responses
-/// take at least this long. So deferrable work reaches 500 requests a second, however far away the
-/// node is.
+/// A source may have one deferrable fetch in flight for each 2 ms of its node's shortest recent
+/// response time. So, by Little's law, deferrable work reaches 500 requests a second, however far
+/// away the node is.
 const DEFERRABLE_PACE: Duration = Duration::from_millis(2);
 
-/// The number of responses over which the shortest response time is taken.
+/// The number of responses in a window. The shortest response time is taken over the current window
+/// and the one before.
 const DEFERRABLE_WINDOW: u32 = 32;
 
 /// The number of bytes for one permit of the byte budget. A budget of 4 GiB then fits a semaphore.
@@ -70,8 +71,12 @@ pub(crate) struct Slot {
 
 /// The kind of work as which a fetch counts while it waits for its slot and holds it.
 enum Work {
+    /// With the queue whose load it counts for, if it does.
     Live(Option<QueueLoad>),
-    Deferrable { _slot: OwnedSemaphorePermit, source_permit: DeferrablePermit },
+    Deferrable {
+        _slot: OwnedSemaphorePermit,
+        source_permit: DeferrablePermit,
+    },
 }
 
 /// The number of deferrable fetches that one source may have in flight: few while live fetches need
@@ -99,7 +104,7 @@ struct Pace {
 /// The right to have one deferrable fetch of a source in flight.
 struct DeferrablePermit {
     share: Arc<DeferrableShare>,
-    /// `None` once the share was reduced by this permit.
+    /// `None` once this permit was given up to reduce the share.
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -117,16 +122,19 @@ impl DeferrableShare {
 }
 
 impl DeferrablePermit {
-    /// Adapts the share to a response, or to a failure (`None`). `is_idle` says that live fetches
-    /// leave most slots free.
+    /// Moves the share of the source by at most one permit towards its target. `elapsed` is the
+    /// time that a response took, or `None` for a failure. `is_idle` says that live fetches leave
+    /// most slots free; while they do not, and after a failure, the target is the lower bound.
     fn record(&mut self, elapsed: Option<Duration>, is_idle: bool) {
         let DeferrableShare { permits, min, max, pace } = &*self.share;
         let mut pace = lock(pace);
         let target = match elapsed {
             Some(elapsed) if is_idle => {
-                let affordable = pace.record(elapsed).as_micros() / DEFERRABLE_PACE.as_micros();
-                usize::try_from(affordable).unwrap_or(*max).clamp(*min, *max)
+                let fetches = pace.record(elapsed).as_micros() / DEFERRABLE_PACE.as_micros();
+                usize::try_from(fetches).unwrap_or(*max).clamp(*min, *max)
             }
+            // The time of a response that competed with live fetches says little, and is not
+            // recorded.
             _ => *min,
         };
         if pace.limit < target {
@@ -200,7 +208,16 @@ impl Slots {
     /// # Cancel safety
     /// A wait that is dropped loses its place in the queue.
     pub(crate) async fn acquire_live(&self, source: usize) -> Slot {
-        let work = self.live_work();
+        self.acquire_share(source, self.live_work()).await
+    }
+
+    /// Like [`Self::acquire_live`], for an announcement that the buffer lost. It does not count as
+    /// load: the recoveries wait while the load is high, and would cause it themselves.
+    pub(crate) async fn acquire_lost(&self, source: usize) -> Slot {
+        self.acquire_share(source, Work::Live(None)).await
+    }
+
+    async fn acquire_share(&self, source: usize, work: Work) -> Slot {
         let source_share = self.source_shares.get(source).map(|share| acquire(share, 1));
         let source_share = OptionFuture::from(source_share).await;
         self.acquire(source_share, work).await
@@ -246,6 +263,7 @@ impl Slots {
         }
     }
 
+    /// Waits for a fetch slot, and then for the bytes of a response of average size.
     async fn acquire(&self, source_share: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
         let slot = acquire(&self.slots, 1).await;
         // The slot comes before the bytes, so that two waiters cannot each hold what the other

@@ -33,7 +33,7 @@ impl NodeClient {
     /// Cancel safe: the socket is closed.
     pub async fn connect(endpoint: &Endpoint, limit: Duration) -> Result<Self, ConnectError> {
         let max_message_bytes = Limits::default().max_frame_bytes;
-        let connection = Connection::open_for(endpoint, max_message_bytes, limit).await?;
+        let connection = Connection::open_with(endpoint, max_message_bytes, limit).await?;
         Ok(Self { connection })
     }
 

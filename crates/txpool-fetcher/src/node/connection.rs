@@ -5,7 +5,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
     time::{Duration, Instant},
@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 use tokio::{sync::broadcast::error::RecvError, time::timeout};
 
 use super::{
-    End, Meter, Notification, clip,
+    End, LastMessage, Meter, Notification, clip,
     connector::{Connector, connect_error},
 };
 use crate::{
@@ -34,10 +34,7 @@ use crate::{
 pub(crate) struct Connection {
     client: RpcClient,
     pub(crate) ended: Arc<End>,
-    opened_at: Instant,
-    /// When the latest message came, in milliseconds since `opened_at`. Relaxed: no other memory is
-    /// published with it.
-    last_message_ms: AtomicU64,
+    last_message: Arc<LastMessage>,
     /// The number of requests for raw transactions without a response. Relaxed: a count of its own.
     in_flight: Arc<AtomicUsize>,
 }
@@ -45,28 +42,27 @@ pub(crate) struct Connection {
 impl Connection {
     /// Opens a connection. alloy's task for it runs on the current runtime.
     pub(crate) async fn open(endpoint: &Endpoint, limits: &Limits) -> Result<Self, ConnectError> {
-        Self::open_for(endpoint, limits.max_frame_bytes, limits.ping_timeout).await
+        Self::open_with(endpoint, limits.max_frame_bytes, limits.ping_timeout).await
     }
 
-    /// Like [`Self::open`], with other limits: for a response that is larger, and takes longer,
-    /// than others.
-    pub(crate) async fn open_for(
+    /// Like [`Self::open`], with other limits, for a response that is larger and takes longer than
+    /// others. Connecting ends with an error after `time_limit`.
+    pub(crate) async fn open_with(
         endpoint: &Endpoint,
         max_message_bytes: usize,
-        limit: Duration,
+        time_limit: Duration,
     ) -> Result<Self, ConnectError> {
         let ended = Arc::<End>::default();
         let connector =
             Connector { endpoint: endpoint.clone(), ended: Arc::clone(&ended), max_message_bytes };
-        let client = match timeout(limit, RpcClient::connect_pubsub(connector)).await {
+        let client = match timeout(time_limit, RpcClient::connect_pubsub(connector)).await {
             Ok(client) => client.map_err(|error| connect_error(endpoint, error))?,
-            Err(_) => return Err(ConnectError::no_answer(endpoint, "connect", limit)),
+            Err(_) => return Err(ConnectError::no_answer(endpoint, "connect", time_limit)),
         };
         Ok(Self {
             client,
             ended,
-            opened_at: Instant::now(),
-            last_message_ms: AtomicU64::new(0),
+            last_message: Arc::new(LastMessage::new()),
             in_flight: Arc::default(),
         })
     }
@@ -77,14 +73,14 @@ impl Connection {
         self.ended.set(reason);
     }
 
-    /// Records that a message came.
-    pub(crate) fn record_message(&self) {
-        self.last_message_ms.store(self.opened_at.elapsed().as_millis() as u64, Relaxed);
+    /// Returns the time of the latest message, for the readers of its subscriptions.
+    pub(crate) fn last_message(&self) -> &Arc<LastMessage> {
+        &self.last_message
     }
 
     /// Returns when the latest message came.
     pub(crate) fn last_message_at(&self) -> Instant {
-        self.opened_at + Duration::from_millis(self.last_message_ms.load(Relaxed))
+        self.last_message.time()
     }
 
     /// Returns the number of requests for raw transactions without a response.
@@ -147,7 +143,7 @@ impl Connection {
             response = call => {
                 let response = response.map_err(call_error);
                 if !matches!(response, Err(CallError::ConnectionLost)) {
-                    self.record_message();
+                    self.last_message.record();
                 }
                 response
             }
@@ -172,7 +168,7 @@ impl Future for RawTransactionCall {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let response = ready!(Pin::new(&mut self.call).poll(context)).map_err(call_error);
         if !matches!(response, Err(CallError::ConnectionLost)) {
-            self.connection.record_message();
+            self.connection.last_message.record();
         }
         Poll::Ready(response)
     }

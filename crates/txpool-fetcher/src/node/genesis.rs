@@ -1,5 +1,5 @@
-//! Requests the genesis block of a node. A development chain that was reset has another genesis block
-//! under the same chain id.
+//! Requests the genesis block of a node. A development chain that was reset has another genesis
+//! block under the same chain id.
 
 use std::time::Duration;
 

@@ -41,8 +41,8 @@ struct State {
     skipped: u64,
     /// The number of losses that were counted, known to the reader or not.
     lost: u64,
-    /// Samples of the number sent, in ascending order. Of those up to the latest notification
-    /// taken, only the last is kept.
+    /// The number sent at several times, in ascending order. Of the samples before the latest
+    /// notification taken, only the last one is kept.
     samples: VecDeque<(u64, Instant)>,
     sampled_at: Instant,
 }
@@ -97,7 +97,7 @@ impl Meter {
     }
 
     /// Counts a notification that was taken out of the buffer. Returns when it was read from the
-    /// socket; if it has waited, the latest known time at which it was not there yet.
+    /// socket: now, or, if it has waited, the latest sampled time at which it was not there yet.
     pub(super) fn take(&self) -> Instant {
         let mut state = lock(&self.state);
         state.taken += 1;
@@ -105,6 +105,7 @@ impl Meter {
         while state.samples.get(1).is_some_and(|(sent, _)| *sent < taken) {
             state.samples.pop_front();
         }
+        // The notification was there at the second sample, and not yet at the first one.
         let has_waited = state.samples.get(1).is_some();
         match state.samples.front() {
             Some((_, before)) if has_waited => *before,

@@ -20,7 +20,7 @@
 //! |---|---|
 //! | `dial.rs` | opens and probes a connection |
 //! | `connection.rs`, `connector.rs` | one connection: calls, subscriptions, no reconnect |
-//! | `end.rs`, `ping.rs` | the end of a connection, and how a silent one is found |
+//! | `end.rs`, `last_message.rs`, `ping.rs` | the end of a connection, and how a silent one is found |
 //! | `meter.rs` | counts the notifications of a subscription |
 //! | `requests.rs` | the request connections of all sources: which one carries a request |
 //! | `chain_id.rs`, `listings.rs` | facts about a node that outlive its connections |
@@ -40,6 +40,7 @@ mod connector;
 mod dial;
 mod end;
 mod genesis;
+mod last_message;
 mod listings;
 mod meter;
 mod ping;
@@ -55,6 +56,7 @@ pub(crate) use self::{
     dial::{Dialed, dial, not_ethereum},
     end::End,
     genesis::genesis_of,
+    last_message::LastMessage,
     listings::{Listing, Listings},
     meter::Meter,
     ping::keep_alive,

@@ -13,7 +13,7 @@ use alloy_primitives::{B256, Bytes};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{End, Meter, Notification};
+use super::{End, LastMessage, Meter, Notification};
 use crate::{
     config::Endpoint,
     error::{CallError, ConnectError, LossReason},
@@ -32,10 +32,10 @@ pub(crate) struct Notifications(Infallible);
 
 impl Connection {
     pub(crate) async fn open(endpoint: &Endpoint, limits: &Limits) -> Result<Self, ConnectError> {
-        Self::open_for(endpoint, limits.max_frame_bytes, limits.ping_timeout).await
+        Self::open_with(endpoint, limits.max_frame_bytes, limits.ping_timeout).await
     }
 
-    pub(crate) async fn open_for(
+    pub(crate) async fn open_with(
         endpoint: &Endpoint,
         _max_message_bytes: usize,
         _limit: Duration,
@@ -48,7 +48,7 @@ impl Connection {
         match self.never {}
     }
 
-    pub(crate) fn record_message(&self) {
+    pub(crate) fn last_message(&self) -> &Arc<LastMessage> {
         match self.never {}
     }
 

@@ -256,6 +256,16 @@ pub trait TransactionSink: Send + Sync + 'static {
         std::future::ready(())
     }
 
+    /// Returns a guard that the fetcher holds while it feeds the sink. It is dropped once, when the
+    /// fetcher has ended, for whatever reason; at the deadline of a shutdown that is not complete;
+    /// or when the [`Fetcher`](crate::Fetcher) is dropped without a shutdown, before its last
+    /// calls. So its `Drop` can tell the readers of the sink that nothing feeds it any more. It
+    /// must not block.
+    ///
+    /// Called once, at the start. By default there is no guard. The order pool's is an
+    /// `order_pool::Feed`.
+    fn feed(&self) -> impl Send + 'static {}
+
     /// Returns whether [`deliver`](Self::deliver) may block the thread that calls it for more than
     /// some milliseconds: in a lock that is held for long, on a disk, or in `blocking_send`. Called
     /// once, at the start.

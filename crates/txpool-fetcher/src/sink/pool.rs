@@ -23,6 +23,10 @@ impl TransactionSink for OrderPool {
         }
     }
 
+    fn feed(&self) -> impl Send + 'static {
+        OrderPool::feed(self)
+    }
+
     fn may_block(&self) -> bool {
         // The pool's writer holds its lock for some milliseconds at most, and an insert takes
         // microseconds.

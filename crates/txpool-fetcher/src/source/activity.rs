@@ -70,8 +70,8 @@ impl Activity {
         }
     }
 
-    /// Takes in the number of hashes read so far. Returns whether a burst begins that is so large
-    /// that the node may have dropped hashes.
+    /// Records the number of hashes read so far. Returns whether a burst begins, so large that the
+    /// node may have dropped hashes.
     pub(super) fn tick(&mut self, read: u64, now: Instant) -> bool {
         let passed = now.saturating_duration_since(self.ticked_at);
         if passed.is_zero() {
@@ -128,7 +128,7 @@ impl Activity {
             && (self.never_announced || expected >= SUSPICIOUS_EXPECTATION)
     }
 
-    /// Takes in a block number that the node returned. Returns whether the node has been ahead of
+    /// Records a block number that the node returned. Returns whether the node has been ahead of
     /// its own announcements for [`MIN_SILENCE`].
     pub(super) fn is_behind(&mut self, number: u64, now: Instant) -> bool {
         // Before the first head, later numbers are compared with the first one that was returned.

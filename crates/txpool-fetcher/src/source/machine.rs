@@ -199,7 +199,7 @@ impl Machine {
         }
     }
 
-    /// Takes in an event, and adds the actions that follow from it.
+    /// Processes an event, and adds the actions that follow from it.
     pub(crate) fn on(&mut self, event: Event, now: Instant) {
         if self.state == SourceState::Ended {
             return;
@@ -248,66 +248,71 @@ impl Machine {
                     self.stale(LossReason::NoHeads);
                 }
             }
-            Event::Compared(AuditReport { missing, recovered, failed, unannounced, .. }) => {
-                let reason = self.comparing.take();
-                if missing > 0 && reason == Some(GapReason::Audit) {
-                    self.activity.found_missing();
-                }
-                self.failed_comparisons = None;
-                self.is_audited = true;
-                let is_its_gap =
-                    |gap: &&mut Gap| gap.closed_at.is_none() && Some(gap.reason) == reason;
-                if let Some(gap) = self.gaps.iter_mut().find(is_its_gap) {
-                    gap.recovered += recovered;
-                }
-                if !self.may_compare() {
-                    // It is repeated when the connections are open and the node follows the chain.
-                    return;
-                }
-                let is_judged = reason == Some(GapReason::Silence)
-                    && self.state == SourceState::Live
-                    && self.activity.is_silent(now);
-                match is_judged.then_some(unannounced) {
-                    Some(0) => self.activity.set_load_ended(now),
-                    Some(_) => {
-                        self.activity.rate_per_s /= 2.0;
-                        self.stale(LossReason::NoHashes { unannounced });
-                    }
-                    None => {}
-                }
-                if failed > 0 && self.gaps.iter().all(|gap| gap.closed_at.is_some()) {
-                    self.open_gap(GapReason::Audit, now);
-                }
-                self.compared(failed, now);
-            }
+            Event::Compared(report) => self.on_compared(&report, now),
             Event::CompareFailed { after, is_retryable } => {
                 let reason = self.comparing.take().unwrap_or(GapReason::Audit);
                 if self.may_compare() {
                     self.compare_failed(reason, after, is_retryable, now);
                 }
             }
-            Event::Tick { read } => {
-                if self.activity.tick(read, now) {
-                    self.open_gap(GapReason::Lagged, now);
-                    self.compare_later(now + BURST_PAUSE, GapReason::Lagged);
-                    // The list of a comparison that runs may be older than the burst.
-                    if self.comparing.is_some() {
-                        self.wanted = self.wanted.max(Some(GapReason::Lagged));
-                    }
-                }
-                if let Some((_, reason)) = self.compare_at.filter(|(due, _)| now >= *due)
-                    && self.may_compare()
-                {
-                    self.compare(reason, now);
-                }
-                if self.state == SourceState::Live && self.next_audit.is_some_and(|due| now >= due)
-                {
-                    self.compare(GapReason::Audit, now);
-                }
-                if self.is_judged() && self.activity.is_silent(now) {
-                    self.suspect(now);
-                }
+            Event::Tick { read } => self.on_tick(read, now),
+        }
+    }
+
+    fn on_compared(&mut self, report: &AuditReport, now: Instant) {
+        let &AuditReport { missing, recovered, failed, unannounced, .. } = report;
+        let reason = self.comparing.take();
+        if missing > 0 && reason == Some(GapReason::Audit) {
+            self.activity.found_missing();
+        }
+        self.failed_comparisons = None;
+        self.is_audited = true;
+        let is_its_gap = |gap: &&mut Gap| gap.closed_at.is_none() && Some(gap.reason) == reason;
+        if let Some(gap) = self.gaps.iter_mut().find(is_its_gap) {
+            gap.recovered += recovered;
+        }
+        if !self.may_compare() {
+            // It is repeated when the connections are open and the node follows the chain.
+            return;
+        }
+        // The silence lasts: either there was nothing to announce, or the subscription is dead.
+        let is_silence_judged = reason == Some(GapReason::Silence)
+            && self.state == SourceState::Live
+            && self.activity.is_silent(now);
+        match is_silence_judged.then_some(unannounced) {
+            Some(0) => self.activity.set_load_ended(now),
+            Some(_) => {
+                self.activity.rate_per_s /= 2.0;
+                self.stale(LossReason::NoHashes { unannounced });
             }
+            None => {}
+        }
+        if failed > 0 && self.gaps.iter().all(|gap| gap.closed_at.is_some()) {
+            self.open_gap(GapReason::Audit, now);
+        }
+        self.compared(failed, now);
+    }
+
+    fn on_tick(&mut self, read: u64, now: Instant) {
+        let has_burst_begun = self.activity.tick(read, now);
+        if has_burst_begun {
+            self.open_gap(GapReason::Lagged, now);
+            self.compare_later(now + BURST_PAUSE, GapReason::Lagged);
+            // The list of a comparison that runs may be older than the burst.
+            if self.comparing.is_some() {
+                self.wanted = self.wanted.max(Some(GapReason::Lagged));
+            }
+        }
+        if let Some((_, reason)) = self.compare_at.filter(|(due, _)| now >= *due)
+            && self.may_compare()
+        {
+            self.compare(reason, now);
+        }
+        if self.state == SourceState::Live && self.next_audit.is_some_and(|due| now >= due) {
+            self.compare(GapReason::Audit, now);
+        }
+        if self.is_judged() && self.activity.is_silent(now) {
+            self.suspect(now);
         }
     }
 

@@ -209,7 +209,14 @@ impl Source {
                 Event::SawBlock(number)
             }
             Report::LeaderLost => return self.request_head(),
-            Report::NoObjects => return self.shared.announces(Announcements::Hashes),
+            Report::NoObjects => {
+                // alloy closes the connection for objects, which is the second one, when nobody
+                // has it any more.
+                if let Some(up) = &mut self.subscription {
+                    up.connections.truncate(1);
+                }
+                return self.shared.announces(Announcements::Hashes);
+            }
         };
         self.machine.on(event, Instant::now());
     }
@@ -218,6 +225,9 @@ impl Source {
         let now = Instant::now();
         match message {
             Message::SubscriptionUp(subscription, readers) => {
+                // Before the readers begin, whose heads are of the chain that the connection has
+                // shown.
+                self.check_genesis(subscription.genesis);
                 readers.into_iter().for_each(|reader| self.spawn(reader));
                 let ended = Arc::clone(&subscription.ended);
                 self.tasks.spawn(async move {
@@ -231,7 +241,6 @@ impl Source {
                 self.shared.metrics.chain_id.set(subscription.node.chain_id as f64);
                 lock(&self.shared.status).node = Some(subscription.node.clone());
                 self.is_on_other_chain = false;
-                self.check_genesis(subscription.genesis);
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now);
             }
@@ -299,9 +308,9 @@ impl Source {
         }
     }
 
-    /// Forgets everything that is known of the chain if it was reset: if it has another genesis block
-    /// than before, under the same chain id. Otherwise the transactions of the old chain, which have
-    /// the same hashes, would count as mined for ever.
+    /// Forgets everything that is known of the chain if it was reset: if it has another genesis
+    /// block than before, under the same chain id. Otherwise the transactions of the old chain,
+    /// which have the same hashes, would count as mined for ever.
     fn check_genesis(&mut self, genesis: Option<B256>) {
         let Some(found) = genesis else { return };
         let Some(before) = self.genesis.replace(found).filter(|before| *before != found) else {
@@ -312,6 +321,7 @@ impl Source {
             "the chain was reset: it has another genesis block under the same chain id; everything \
              that was known of it is forgotten"
         );
+        self.shared.backlog.reset();
         self.parts.chain.reset();
         self.sync = SyncState::default();
     }
@@ -330,8 +340,11 @@ impl Source {
     fn request_head(&mut self) {
         let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
         let backlog = Arc::clone(&self.shared.backlog);
+        let resets = backlog.resets();
         self.spawn(async move {
-            if let Some(head) = chain::latest(&chain, index).await {
+            if let Some(head) = chain::latest(&chain, index).await
+                && backlog.resets() == resets
+            {
                 backlog.report(Report::Head(head.head)).await;
                 backlog.heads.push(head);
             }
@@ -510,7 +523,7 @@ async fn open_requests(
     context.chain_id.check(index, endpoint, node.chain_id).await?;
     let limit = limits.ping_timeout;
     let says_syncing = chain::says_syncing(&connection, limit).await;
-    // Otherwise its head alone cannot make it count as syncing.
+    // Without this, its head cannot make it count as syncing: see `SyncState::is_behind`.
     let needs_head = says_syncing || config.sources.len() > 1;
     let head = if needs_head { chain::latest_head(&connection, limit).await } else { None };
     let mut connections = vec![connection];
@@ -521,11 +534,12 @@ async fn open_requests(
     Ok(Message::RequestsUp(Requests::Node(requests).into(), SyncResponse { says_syncing, head }))
 }
 
-/// Asks a node for its progress at regular intervals, until the connection is lost.
+/// Asks a node for its block number and its progress at regular intervals, and reports them, until
+/// the connection is lost. If the node does not return its block number, nothing is reported.
 async fn report_sync(calls: Arc<Connection>, limits: Limits, backlog: Arc<Backlog>) {
     loop {
         tokio::select! {
-            // The order is irrelevant: the end is noticed after the next interval too.
+            // The order is irrelevant: if both are ready, the end is noticed an interval later.
             _ = calls.ended.wait() => return,
             () = sleep(limits.ping_interval) => {}
         }

@@ -10,15 +10,19 @@ use chain_view::Head;
 
 use crate::limits::MAX_HEAD_AGE;
 
-/// The shortest time between two heads that are compared with the clock.
+/// A head that comes sooner than this after the one before is not compared with the clock.
 const HEAD_SPACING: Duration = Duration::from_secs(5);
 
-/// The shortest time over which the heads are compared with the clock: one block.
+/// The shortest time over which the heads are compared with the clock: a block of 12 s, whose
+/// announcement may be late by two seconds.
 const MIN_PACE_TIME: Duration = Duration::from_secs(10);
 
-/// How much faster than the clock the heads of a node that follows the chain may advance: a head
-/// may come some seconds late, and the next one in time.
+/// The timestamps of the heads of a node that follows the chain advance at most this many times as
+/// fast as the clock, plus [`PACE_SLACK`]: a head may come some seconds late, and the next one in
+/// time.
 const MAX_PACE: f64 = 1.5;
+
+/// See [`MAX_PACE`].
 const PACE_SLACK: Duration = Duration::from_secs(2);
 
 /// The response of a node that was asked for its progress.
@@ -62,16 +66,20 @@ impl SyncState {
         }
     }
 
-    /// Returns whether the node is behind the chain: its head is old by this machine's clock, and
-    /// either it says that it is syncing and its heads do not come at the pace of the clock, or
-    /// another source has announced a head that is newer by as much.
+    /// Returns whether the node is behind the chain: its head is older than [`MAX_HEAD_AGE`] by
+    /// this machine's clock, and
+    /// - it says that it is syncing, and its heads do not keep the pace of the clock, or
+    /// - another source has a head that is newer by more than [`MAX_HEAD_AGE`].
     ///
-    /// None of these is enough alone. A development chain may mine nothing for days, geth says that
-    /// it is syncing for hours while it indexes transactions at the head of the chain, and the
-    /// clock of this machine may be wrong.
+    /// An old head alone proves nothing: a development chain may mine nothing for days, and this
+    /// machine's clock may be wrong. Neither does the node's word: geth says for hours that it is
+    /// syncing while it indexes transactions, although it follows the chain.
     ///
-    /// `latest_timestamp` is that of the newest head of any source, `unix_time` the machine's
-    /// clock.
+    /// If the head is old and the heads keep the pace of the clock, this machine's clock seems to
+    /// be ahead, which [`Self::newly_ahead`] then reports.
+    ///
+    /// `latest_timestamp` is the timestamp of the newest head of any source, in seconds.
+    /// `unix_time` is the time of this machine's clock.
     pub(super) fn is_behind(
         &mut self,
         latest_timestamp: Option<u64>,
@@ -85,24 +93,27 @@ impl SyncState {
             self.is_ahead_reported = false;
             return false;
         };
-        let is_paced = self.is_paced();
-        self.ahead = is_paced.then_some(age);
+        let keeps_pace = self.keeps_pace();
+        self.ahead = keeps_pace.then_some(age);
         let max_lead = MAX_HEAD_AGE.as_secs();
-        let is_outpaced = latest_timestamp.is_some_and(|latest| latest > head.timestamp + max_lead);
-        self.says_syncing && !is_paced || is_outpaced
+        // This cannot overflow, because the head is older than the clock.
+        let is_another_newer =
+            latest_timestamp.is_some_and(|latest| latest > head.timestamp + max_lead);
+        self.says_syncing && !keeps_pace || is_another_newer
     }
 
     /// Returns how much this machine's clock seems to be ahead, once each time that it begins to
-    /// be.
+    /// seem so.
     pub(super) fn newly_ahead(&mut self) -> Option<Duration> {
         let ahead = self.ahead.filter(|_| !self.is_ahead_reported)?;
         self.is_ahead_reported = true;
         Some(ahead)
     }
 
-    /// Returns whether the heads of the last minute advance about as fast as the monotonic clock.
-    /// The heads of a node that is syncing come much faster.
-    fn is_paced(&self) -> bool {
+    /// Returns whether the timestamps of the heads of the last minute advance about as fast as the
+    /// monotonic clock. Those of a node that is syncing advance much faster. Without enough heads,
+    /// the result is false.
+    fn keeps_pace(&self) -> bool {
         let (Some((first, first_seen)), Some((last, last_seen))) =
             (self.recent.front(), self.recent.back())
         else {

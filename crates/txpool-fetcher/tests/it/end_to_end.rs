@@ -5,7 +5,7 @@ use std::pin::pin;
 
 use alloy_eips::Encodable2718 as _;
 use futures::StreamExt as _;
-use mock_node::DEV_CHAIN_ID;
+use mock_node::{DEV_CHAIN_ID, MockNode, Topic};
 use txpool_fetcher::{ConfigError, Gap};
 
 use super::*;
@@ -284,12 +284,67 @@ async fn a_node_on_another_chain_is_refused() {
     assert!(right.is_ok());
 }
 
+/// What was announced after the first list and delivered before the end of its comparison expired,
+/// although the node still listed it.
+#[tokio::test]
+async fn transactions_that_come_during_the_first_comparison_do_not_expire() {
+    let node = Node::start(0, |config| config);
+    let limits = Limits { audit_settle: Duration::from_millis(500), ..Limits::default() };
+    let tx_retention = Duration::from_secs(1);
+    let pool = OrderPool::new(configured(PoolConfig::default(), |config| {
+        config.tx_retention = tx_retention
+    }))
+    .unwrap();
+    let fetcher = Fetcher::start_with(node.fetcher(), limits, pool.clone()).await.unwrap();
+    let mut count = 0;
+    while !fetcher.is_live() {
+        count += node.node.burst(1).len() as u64;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(count > 0, "the comparison takes half a second");
+    eventually("all are pooled", || fetcher.counts().pooled == count).await;
+    tokio::time::sleep(3 * tx_retention).await;
+    pool.upkeep();
+    assert_eq!(pool.len() as u64, count);
+}
+
+/// A node had lost it for a moment. The pool let it expire, although the node listed it again.
+#[tokio::test]
+async fn a_transaction_that_is_listed_again_does_not_expire() {
+    let (_folder, path) = socket();
+    let node = MockNode::start(NodeConfig::new(&path)).unwrap();
+    let hash = node.burst(1)[0];
+    let raw = node.raw(hash).unwrap();
+    let chain = path.with_extension("chain");
+    let chain = MockNode::start_beside(NodeConfig::new(chain), &node, []).unwrap();
+    let tx_retention = Duration::from_secs(1);
+    let pool = OrderPool::new(configured(PoolConfig::default(), |config| {
+        config.tx_retention = tx_retention
+    }))
+    .unwrap();
+    let fetcher = start_with(FetcherConfig::ipc(&path), settles_fast(), pool.clone()).await;
+    eventually("it is pooled", || pool.contains(&hash)).await;
+    drop(node);
+    let node = MockNode::start_beside(NodeConfig::new(&path), &chain, []).unwrap();
+    eventually("the loss is noticed", || fetcher.status()[0].reconnects > 0).await;
+    eventually("it is connected again", || fetcher.is_live()).await;
+    node.set_quirks(|quirks| quirks.silent = [Topic::Hashes].into());
+    node.submit(raw).unwrap();
+    assert_eq!(compare(&fetcher).await.missing, 0, "the pool still has it");
+    tokio::time::sleep(3 * tx_retention).await;
+    pool.upkeep();
+    assert!(pool.contains(&hash));
+}
+
 /// Before the fix they expired although each audit listed them.
 #[tokio::test]
 async fn transactions_that_the_node_still_lists_do_not_expire() {
     let node = Node::start(10, |config| config);
     let tx_retention = Duration::from_secs(1);
-    let pool = OrderPool::new(PoolConfig { tx_retention, ..PoolConfig::default() }).unwrap();
+    let pool = OrderPool::new(configured(PoolConfig::default(), |config| {
+        config.tx_retention = tx_retention
+    }))
+    .unwrap();
     let audit_interval = Some(Duration::from_millis(300));
     let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
     let fetcher = start_with(config, settles_fast(), pool.clone()).await;

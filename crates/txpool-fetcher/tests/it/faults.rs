@@ -51,7 +51,9 @@ fn limits() -> Limits {
         fetch_timeout: millis(200),
         call_timeout: millis(1000),
         ping_interval: millis(100),
-        ping_timeout: millis(400),
+        // Ten seconds in simulated time. With less, a node that shares two cores with three others
+        // was taken for dead again and again while it listed its pool.
+        ping_timeout: millis(2_000),
         retry_backoff: Backoff { base: millis(5), cap: millis(50) },
         reconnect: Backoff { base: millis(10), cap: millis(100) },
         audit_settle: millis(50),
@@ -80,7 +82,7 @@ async fn run(
     announcements: Announcements,
     tps: u32,
     time: Duration,
-) -> (Counts, SourceStatus) {
+) -> (Counts, Vec<SourceStatus>) {
     let is_alone = plans.len() == 1;
     let start = move |plan| {
         let (folder, path) = socket();
@@ -113,6 +115,9 @@ async fn run(
         })
     });
     assert!(finished.await.expect("no panic"), "{name}: load and faults end");
+    // A hash in flight is not missing for the audit. One that waits for a late response of a node
+    // that never answers fails seconds after the load has ended.
+    settled(&fetcher, name, |_| true).await;
     // Wait until the source is live, and audit once. With full announcements hardly any transaction
     // is requested before the audit, so the wrong responses that the node still has to give, more
     // than a hundred, are given to the audit. A transaction uses up four of them and then fails,
@@ -134,7 +139,7 @@ async fn run(
         (missing, removed) = (missing + report.missing, removed + report.removed);
     }
     let counts = settled(&fetcher, name, |_| true).await;
-    let status = fetcher.status().remove(0);
+    let status = fetcher.status();
     let last = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert_eq!((missing, removed), (0, 0), "{name}: {counts:?} {status:?}");
     assert_eq!((counts.balance(), last.balance()), (0, 0), "{name}: {counts:?} {last:?}");
@@ -186,7 +191,7 @@ async fn each_fault_alone_leaves_nothing_missing() {
         let plans = vec![FaultPlan::new(steps)];
         let (_, status) = run(&format!("{fault:?}"), plans, announcements, 500, time).await;
         assert!(
-            !strikes_new_connections || status.reconnects > 0,
+            !strikes_new_connections || status[0].reconnects > 0,
             "{fault:?} has struck no connection"
         );
     };
@@ -218,7 +223,7 @@ async fn combined(announcements: Announcements, seeds: u64) {
         let tps = TPS * FACTOR / plans.len() as u32;
         let name = format!("{announcements:?}, seed {seed}, {steps}");
         let (counts, status) = run(&name, plans, announcements, tps, SIMULATED / FACTOR).await;
-        (counts.announced, status.reconnects)
+        (counts.announced, status.iter().map(|source| source.reconnects).sum::<u64>())
     };
     let ends = run_concurrently(CONCURRENT_SEEDS, (first..first + seeds).map(one)).await;
     let announced: u64 = ends.iter().map(|(announced, _)| announced).sum();

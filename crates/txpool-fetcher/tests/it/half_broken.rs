@@ -131,6 +131,53 @@ async fn odd_lines_and_responses_cost_a_reconnect_at_most() {
     }
 }
 
+/// Before the fix the reader of a subscription kept its own connection open: each subscription that
+/// was given up left its sockets behind, and its announcements counted again for ever.
+#[tokio::test]
+async fn the_sockets_of_a_subscription_that_was_given_up_are_closed() {
+    let node = Node::start(50, |config| config);
+    let limits = Limits {
+        ping_interval: Duration::from_millis(50),
+        ping_timeout: Duration::from_secs(1),
+        ..settles_fast()
+    };
+    let config = configured(node.fetcher(), |config| {
+        config.announcements = Announcements::Full;
+        config.audit_interval = None;
+        config.request_connections = 1;
+    });
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    // Two subscription connections and one for requests, once that of the list is closed.
+    let open = || node.node.stats().connections_open;
+    eventually("three connections are open", || open() == 3).await;
+    let time = Duration::from_secs(4);
+    node.node.inject(Fault::Stall { target: Target::Subscription, time });
+    eventually("it is given up", || fetcher.status()[0].reconnects > 0).await;
+    eventually("it is live", || fetcher.is_live()).await;
+    eventually("the old connections are closed", || open() == 3).await;
+    let counts = pool_all(&node, &fetcher).await;
+    // On a busy machine a ping may time out once more, and some are backfilled.
+    assert!(counts.announced <= 50, "{counts:?}");
+    assert_eq!(pool.len(), 50);
+}
+
+/// Before the fix most responses to pings were not noticed, so a node without any other message was
+/// disconnected after each ping.
+#[tokio::test]
+async fn an_idle_node_that_answers_its_pings_stays_connected() {
+    let node = Node::start(0, |config| config);
+    let limits = Limits {
+        ping_interval: Duration::from_millis(20),
+        ping_timeout: Duration::from_secs(1),
+        ..settles_fast()
+    };
+    let (fetcher, _pool) = ingest_with(node.fetcher(), limits).await;
+    eventually("it is live", || fetcher.is_live()).await;
+    // Some hundred pings of each connection, of which one without a response is enough.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (0, true));
+}
+
 /// Each transaction would be delayed by the wait for its object.
 #[tokio::test]
 async fn a_silent_subscription_to_objects_is_given_up() {
@@ -139,6 +186,7 @@ async fn a_silent_subscription_to_objects_is_given_up() {
     let config = configured(node.fetcher(), |config| {
         config.announcements = announcements;
         config.audit_interval = None;
+        config.request_connections = 1;
     });
     let (fetcher, pool) = ingest_fast(config).await;
     let announces = || fetcher.status()[0].announcements;
@@ -151,6 +199,8 @@ async fn a_silent_subscription_to_objects_is_given_up() {
     settled(&fetcher, "all are pooled", |counts| counts.pooled == 400).await;
     assert_eq!((pool.len(), announces()), (400, Announcements::Hashes));
     assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (0, true));
+    let are_closed = || node.node.stats().connections_open == 2;
+    eventually("only the connections for hashes and requests are open", are_closed).await;
 }
 
 /// Otherwise the source would be live while the pool stays empty.
@@ -181,6 +231,26 @@ async fn a_source_is_failing_until_a_request_for_a_transaction_succeeds() {
     }
 }
 
+/// Before the fix it stayed failing for ever: with nothing left to request, no response could show
+/// that it works.
+#[tokio::test]
+async fn a_failing_source_is_live_again_when_an_audit_finds_nothing_missing() {
+    let node = Node::start(20, |config| config);
+    let limits = Limits { fetch_timeout: Duration::from_millis(200), ..settles_fast() };
+    let audit_interval = Some(Duration::from_secs(1));
+    let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    let methods = [("eth_getRawTransactionByHash".into(), MethodQuirk::Error(-32_000))].into();
+    node.node.set_quirks(|quirks| quirks.methods = methods);
+    submit(&node, &node.txs);
+    let is_failing = || fetcher.status()[0].state == SourceState::Failing;
+    eventually("it is failing", is_failing).await;
+    // A block takes the transactions out of the node's pool.
+    node.node.mine();
+    eventually("it is live", || fetcher.is_live()).await;
+    assert_eq!(pool.len(), 0);
+}
+
 /// The timestamps of its heads look old to a machine whose clock is ahead.
 #[tokio::test]
 async fn a_node_with_regular_heads_is_live_although_our_clock_is_ahead() {
@@ -202,7 +272,8 @@ async fn a_node_with_regular_heads_is_live_although_our_clock_is_ahead() {
 /// A pool that keeps transactions for a second after no node lists them.
 fn pool_with_short_retention() -> OrderPool {
     let tx_retention = Duration::from_secs(1);
-    OrderPool::new(PoolConfig { tx_retention, ..PoolConfig::default() }).expect("it is valid")
+    OrderPool::new(configured(PoolConfig::default(), |config| config.tx_retention = tx_retention))
+        .expect("it is valid")
 }
 
 /// Waits until all transactions have expired.

@@ -193,7 +193,9 @@ async fn an_expired_transaction_is_fetched_again_when_its_block_is_undone() {
     let fake = Fake::start();
     // The node does not count its pool, so the transaction counts as unlisted, and expires.
     fake.lock().listing = Listing::Uncounted;
-    let pool = PoolConfig { tx_retention: Duration::from_millis(300), ..PoolConfig::default() };
+    let pool = configured(PoolConfig::default(), |config| {
+        config.tx_retention = Duration::from_millis(300)
+    });
     let pool = OrderPool::new(pool).expect("a valid configuration");
     let fetcher = start_with(fake.config(), settles_fast(), pool.clone()).await;
     let txs = txs(1);
@@ -534,6 +536,43 @@ async fn after_a_chain_reset_transactions_of_the_old_chain_are_pooled_again() {
     fake.announce(&FakeBlock::new(2, 1_002, 1_001, &[&tx]));
     eventually("the new chain is followed", || pool.is_empty()).await;
     assert_eq!(head_number(&pool), Some(2));
+}
+
+/// Before the fix the head was applied after the reset, without its hashes: the first head of the
+/// new chain was one of the old chain.
+#[tokio::test]
+async fn a_head_whose_block_is_being_read_at_a_chain_reset_is_dropped() {
+    let fake = Fake::start();
+    fake.lock().genesis = Some(B256::repeat_byte(1));
+    let (sender, mut events) = mpsc::channel(256);
+    let fetcher = start_with(fake.config(), settles_fast(), sender).await;
+    // Its block is never returned, and the new chain does not have it.
+    fake.lock().busy.insert((block_hash(2), false), u32::MAX);
+    fake.announce(&FakeBlock::new(2, 2, 1, &[]));
+    eventually("its block is requested", || fake.requests_for(2, false) > 0).await;
+    fake.lock().genesis = Some(B256::repeat_byte(2));
+    fake.restart(&[FakeBlock::new(1, 1_001, 1_000, &[])]);
+    let mut heads = Vec::new();
+    let (mut is_reset, mut is_announced) = (false, false);
+    let is_on_new_chain = |head: B256| head == block_hash(1_001) || head == block_hash(1_002);
+    loop {
+        let event = timeout(PATIENCE, events.recv()).await.expect("in time").expect("it runs");
+        match event {
+            SinkEvent::Chain(ChainEvent::Reset) => is_reset = true,
+            SinkEvent::Chain(ChainEvent::Head(block)) if is_reset => heads.push(block.head.hash),
+            _ => {}
+        }
+        if heads.contains(&block_hash(1_002)) {
+            break;
+        }
+        if heads.contains(&block_hash(1_001)) && !std::mem::replace(&mut is_announced, true) {
+            // As long as all attempts to read a block take.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            fake.announce(&FakeBlock::new(2, 1_002, 1_001, &[]));
+        }
+    }
+    assert!(heads.iter().all(|head| is_on_new_chain(*head)), "{heads:?}");
+    assert!(fetcher.is_live());
 }
 
 #[tokio::test]

@@ -380,6 +380,20 @@ async fn a_blob_transaction_has_vanished_only_if_its_node_lists_others() {
     }
 }
 
+/// A channel cannot say what it holds. Before the fix, each audit delivered the blob transactions
+/// of the node's pool to it again.
+#[tokio::test]
+async fn a_delivered_blob_transaction_is_not_missing_in_a_sink_without_look_ups() {
+    let mix = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 0, ..Mix::default() };
+    let blobs = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(5, CHAIN_ID) };
+    let node = node([]);
+    let fetcher = start_with(config([&node]), limits(), HostileSink).await;
+    Workload::new(blobs).prepare(2).iter().for_each(|tx| node.announce_tx(tx));
+    settled(&fetcher, "pooled", |counts| counts.pooled == 2).await;
+    let report = compare(&fetcher).await;
+    assert_eq!((report.listed, report.missing), (2, 0), "{report:?}");
+}
+
 /// Before the fix the gap was closed, and failed fetches counted as recovered.
 #[tokio::test]
 async fn a_gap_stays_open_until_missing_transactions_have_come() {

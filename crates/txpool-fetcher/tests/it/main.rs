@@ -32,7 +32,10 @@ use mock_node::{
 };
 use order_pool::{OrderPool, PoolConfig};
 use serde_json::json;
-use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled, socket};
+use testkit::{
+    configured,
+    ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled, socket},
+};
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
     Announcements, AuditMode, AuditReport, Backfill, ChainEvent, ConnectError, Counts, EndReason,
@@ -40,12 +43,6 @@ use txpool_fetcher::{
     LossReason, SinkEvent, SnapshotError, SourceError, SourceState, StartError, StartPolicy,
     TransactionSink,
 };
-
-/// Changes fields of a configuration, which cannot be set in a literal outside of the crate.
-fn configured(mut config: FetcherConfig, change: impl FnOnce(&mut FetcherConfig)) -> FetcherConfig {
-    change(&mut config);
-    config
-}
 
 /// Starts a fetcher with other limits than those of the crate, and waits until it is live.
 async fn start_with(config: FetcherConfig, limits: Limits, sink: impl TransactionSink) -> Fetcher {

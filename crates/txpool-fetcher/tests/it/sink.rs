@@ -8,7 +8,9 @@ use std::{
     time::UNIX_EPOCH,
 };
 
+use futures::StreamExt as _;
 use mock_node::{DEV_CHAIN_ID, FullObjects};
+use order_pool::Event;
 use txpool_fetcher::{Delivery, Gap, Head, Holding};
 
 use super::*;
@@ -192,6 +194,78 @@ async fn a_sink_that_never_returns_blocks_neither_other_calls_nor_the_stop() {
         assert_eq!(counts.unfinished > 0, stuck == Call::Deliver, "{stuck:?}: {counts:?}");
         latch.set(()).unwrap();
     }
+}
+
+/// A sink that says that its deliveries do not block, and blocks in the first one for ever: the
+/// thread of the sockets never comes back.
+struct Stuck {
+    is_blocked: Arc<AtomicBool>,
+    is_fed: Arc<AtomicBool>,
+}
+
+/// Clears the flag when it is dropped.
+struct ClearOnDrop(Arc<AtomicBool>);
+
+impl Drop for ClearOnDrop {
+    fn drop(&mut self) {
+        self.0.store(false, SeqCst);
+    }
+}
+
+impl TransactionSink for Stuck {
+    async fn deliver(&self, _tx: FetchedTransaction) -> Delivery {
+        self.is_blocked.store(true, SeqCst);
+        loop {
+            thread::park();
+        }
+    }
+
+    fn may_block(&self) -> bool {
+        false
+    }
+
+    fn feed(&self) -> impl Send + 'static {
+        self.is_fed.store(true, SeqCst);
+        ClearOnDrop(Arc::clone(&self.is_fed))
+    }
+}
+
+/// Before the fix it never returned: only the thread that was blocked measured the deadline.
+#[tokio::test]
+async fn a_shutdown_returns_by_its_deadline_although_a_thread_never_comes_back() {
+    let node = Node::start(1, |config| config);
+    let (is_blocked, is_fed) = (Arc::default(), Arc::default());
+    let sink = Stuck { is_blocked: Arc::clone(&is_blocked), is_fed: Arc::clone(&is_fed) };
+    let fetcher = start(node.fetcher(), sink).await;
+    assert!(is_fed.load(SeqCst));
+    node.submit_all();
+    eventually("a delivery blocks", || is_blocked.load(SeqCst)).await;
+    let deadline = Duration::from_secs(1);
+    let end = timeout(PATIENCE, stop(fetcher, deadline)).await.expect("it returns");
+    assert_eq!((end.ended, end.counts.unfinished), (false, 1));
+    assert!(!is_fed.load(SeqCst), "the readers of the sink know that nothing feeds it any more");
+}
+
+/// Also those of a fetcher that was dropped. Before the fix they waited for ever.
+#[tokio::test]
+async fn subscribers_of_the_pool_learn_that_the_last_fetcher_has_ended() {
+    let (node, other) = (Node::start(3, |config| config), Node::start(0, |config| config));
+    let (fetcher, pool) = ingest_with(node.fetcher(), Limits::default()).await;
+    let second = start(other.fetcher(), pool.clone()).await;
+    let mut subscription = pool.subscribe_all();
+    pool_all(&node, &fetcher).await;
+    stop(second, PATIENCE).await;
+    drop(fetcher);
+    let mut added = 0;
+    loop {
+        match timeout(PATIENCE, subscription.next()).await.expect("the end is an event") {
+            Some(Ok(Event::Added(_))) => added += 1,
+            Some(Ok(Event::FeedEnded)) => break,
+            Some(Ok(_)) => {}
+            end => panic!("{end:?}"),
+        }
+    }
+    assert_eq!(added, 3, "the end of the second fetcher came first, and was no end of the feed");
 }
 
 /// Before the fix a panic in `holding` ended the comparison without a result: the source stayed
@@ -567,7 +641,8 @@ async fn postponed_transactions_are_offered_again_a_few_at_a_time() {
 #[tokio::test]
 async fn an_order_pool_accepts_postponed_transactions_when_it_has_room() {
     let node = Node::start(40, |config| config);
-    let pool = OrderPool::new(PoolConfig { max_txs: 5, ..PoolConfig::default() }).expect("valid");
+    let pool = OrderPool::new(configured(PoolConfig::default(), |config| config.max_txs = 5))
+        .expect("valid");
     let fetcher =
         start(configured(node.fetcher(), |config| config.audit_interval = None), pool.clone())
             .await;

@@ -22,6 +22,9 @@ pub(super) fn inject(shared: &Shared, fault: Fault) {
         Fault::CloseAfterSubscribe { connections } => {
             arm(&|armed| armed.close_after_subscribe += connections);
         }
+        Fault::SilenceSubscriptions { subscriptions } => {
+            arm(&|armed| armed.silence_subscriptions += subscriptions);
+        }
         Fault::Stall { target, time } => {
             let until = Freeze::Until(Instant::now() + time);
             targets(shared, target).iter().for_each(|outbox| outbox.freeze(until));

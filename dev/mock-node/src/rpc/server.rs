@@ -270,9 +270,12 @@ impl Connection {
             return self.outbox.finish();
         }
         state.was_subscribed |= reply.subscriptions.iter().any(|(_, topic)| *topic != Topic::Heads);
+        let silenced = &mut state.armed.silence_subscriptions;
+        let heard = reply.subscriptions.into_iter();
+        let heard = heard.filter(|(_, topic)| *topic == Topic::Heads || !take_one(silenced));
         let number = self.number;
         if let Some(connected) = state.connections.iter_mut().find(|other| other.number == number) {
-            connected.subscriptions.extend(reply.subscriptions);
+            connected.subscriptions.extend(heard);
         }
         self.shared.changed.notify_all();
     }

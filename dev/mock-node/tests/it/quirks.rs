@@ -157,6 +157,21 @@ fn a_subscription_ends_with_or_without_a_notification() {
 }
 
 #[test]
+fn a_new_subscription_to_transactions_is_silent_for_ever() {
+    let (_dir, node, mut client) = subscribed(|config| config);
+    node.inject(Fault::SilenceSubscriptions { subscriptions: 1 });
+    let mut silent = Client::to(&node);
+    silent.subscribe(json!(["newPendingTransactions"]));
+    silent.subscribe(json!(["newHeads"]));
+    let mut later = Client::to(&node);
+    later.subscribe(json!(["newPendingTransactions"]));
+    let hash = node.burst(1)[0];
+    let head = node.mine().hash;
+    assert_eq!([client.announced(), later.announced()], [hash; 2]);
+    assert_eq!(silent.value()["params"]["result"]["hash"], json!(head), "no hash precedes it");
+}
+
+#[test]
 fn all_requests_or_those_of_one_method_get_no_answer() {
     let (_dir, node, mut client) = subscribed(|config| NodeConfig { preload: 1, ..config });
     let hash = node.pending()[0];

@@ -9,6 +9,7 @@
 //! A missing binary, a process that does not start or that ends, and a missing answer within a
 //! minute are errors, which contain the end of the log.
 
+mod disk;
 mod genesis;
 pub mod load;
 mod nats;
@@ -16,6 +17,7 @@ mod node;
 mod ports;
 mod process;
 
+pub use disk::Disk;
 pub use nats::{NatsCluster, NatsConfig, NatsServer, find_nats};
 pub use node::{RealNode, RealNodeKind};
 pub use process::Process;

@@ -130,14 +130,27 @@ impl NatsServer {
         self.wait_ready()
     }
 
+    /// Whether the server has disabled JetStream, by itself or by its configuration.
+    pub fn has_disabled_jetstream(&self) -> bool {
+        page(self.monitoring.number(), "/jsz").is_ok_and(|jsz| jsz["disabled"] == true)
+    }
+
+    /// Whether the server stores a stream, alone or as one of its replicas.
+    pub fn stores_stream(&self, stream: &str) -> bool {
+        self.stream_detail(stream).is_some()
+    }
+
     /// The name of the server that leads a stream, as far as this server knows.
     fn leader_of(&self, stream: &str) -> Option<String> {
+        self.stream_detail(stream)?["cluster"]["leader"].as_str().map(str::to_owned)
+    }
+
+    fn stream_detail(&self, stream: &str) -> Option<Value> {
         let page = page(self.monitoring.number(), "/jsz?accounts=true&streams=true").ok()?;
         let accounts = page["account_details"].as_array()?.iter();
         let mut streams =
             accounts.filter_map(|account| account["stream_detail"].as_array()).flatten();
-        let found = streams.find(|detail| detail["name"] == stream)?;
-        found["cluster"]["leader"].as_str().map(str::to_owned)
+        streams.find(|detail| detail["name"] == stream).cloned()
     }
 
     /// Waits until JetStream runs and, in a cluster, has a leader.

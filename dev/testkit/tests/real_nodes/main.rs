@@ -2,6 +2,8 @@
 //! configuration of NATS servers. `scripts/real-nodes.sh` installs them; if one is missing, a test
 //! fails.
 
+mod half_broken;
 mod load;
 mod nats_rights;
 mod nodes;
+mod proxy;

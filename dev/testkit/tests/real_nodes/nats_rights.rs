@@ -65,10 +65,9 @@ impl Sample {
     /// The configuration of a client of `order-stream`.
     fn server(&self, server: &NatsServer, user: &str) -> ServerConfig {
         let credentials = format!("://{user}:{}@", password(user));
-        ServerConfig {
-            root_certificates: Some(self.certificate()),
-            ..ServerConfig::new(server.url().replace("://", &credentials))
-        }
+        let mut config = ServerConfig::new(server.url().replace("://", &credentials));
+        config.root_certificates = Some(self.certificate());
+        config
     }
 
     fn options(&self, user: &str, password: &str) -> ConnectOptions {
@@ -342,7 +341,8 @@ async fn nats_the_sample_is_reloaded_after_sighup() {
 #[tokio::test]
 async fn nats_an_untrusted_certificate_is_reported_as_a_tls_error() {
     let (sample, server) = one_server();
-    let config = ServerConfig { root_certificates: None, ..sample.server(&server, "builder-1") };
+    let mut config = sample.server(&server, "builder-1");
+    config.root_certificates = None;
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     let source = Source::start(&pool, SourceConfig::new(config, 1, "builder-1")).unwrap();
     eventually("the reason", || {

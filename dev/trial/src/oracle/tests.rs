@@ -103,6 +103,7 @@ fn kept(now: u64) -> Facts {
         dropped: vec![(A, now - GRACE_NS + 1)],
         differing: vec![(A, now + 1)],
         live_in_vain_since: Some(now - LIVE_NS + 1),
+        objects_in_vain_since: Some(now - LIVE_NS + 1),
         ..Facts::default()
     }
 }
@@ -114,7 +115,7 @@ fn each_promise_is_broken_by_one_fact_once_its_deadline_has_passed() {
     assert_eq!(verdict.breaches, BTreeSet::new());
     assert_eq!(verdict.kept.map(|kept| (kept.due, kept.kept)), [(2, 2), (0, 0), (1, 1)]);
     type Edit = fn(&mut Facts);
-    let edits: [(Breach, Edit); 14] = [
+    let edits: [(Breach, Edit); 15] = [
         (Breach::Missing, |facts| facts.listed[0].is_held = false),
         (Breach::OldSidecar, |facts| facts.listed[0].has_old_sidecar = true),
         (Breach::Mined, |facts| facts.mined[0].is_held = true),
@@ -137,6 +138,9 @@ fn each_promise_is_broken_by_one_fact_once_its_deadline_has_passed() {
         (Breach::LiveInVain, |facts| {
             facts.live_in_vain_since = facts.live_in_vain_since.map(|since| since - 1);
         }),
+        (Breach::ObjectsInVain, |facts| {
+            facts.objects_in_vain_since = facts.objects_in_vain_since.map(|since| since - 1);
+        }),
     ];
     for (breach, edit) in edits {
         let mut facts = kept(now);
@@ -146,4 +150,6 @@ fn each_promise_is_broken_by_one_fact_once_its_deadline_has_passed() {
     }
     let facts = Facts { accepted_in_vain: Some(A), ..kept(now) };
     assert_eq!(judge(&facts).breaches, [(Breach::ReadyInVain, A)].into());
+    let facts = Facts { stores_nothing: true, ..kept(now) };
+    assert_eq!(judge(&facts).breaches, [(Breach::ReadyInVain, B256::ZERO)].into());
 }

@@ -189,7 +189,8 @@ impl Run<'_> {
             let since = since.max(remembers_since);
             let mut deadline = deadline(since, path, &self.disturbances);
             // Its first announcement may be of another node, which does not respond.
-            let mut nodes = all_parts.iter().filter(|part| matches!(part, Part::Node(_)));
+            let is_other = |part: &&Part| matches!(part, Part::Node(_)) && !path.contains(part);
+            let mut nodes = all_parts.iter().filter(is_other);
             if nodes.any(|node| is_disturbed(since, &[*node], &self.disturbances)) {
                 deadline += OTHER_NODE_NS;
             }

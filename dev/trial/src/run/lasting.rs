@@ -1,13 +1,15 @@
 //! Gathers the facts that count only if they last over several checks, or compare builders.
 //!
-//! 1. Is a source live for ten seconds while its node lists transactions, of which the pool has
+//! 1. Is a source live for ten seconds while its node lists new transactions, of which the pool has
 //!    none?
-//! 2. Is a transaction that was there still there while a node lists it?
-//! 3. Is a machine ready while an order that it has accepted reaches no builder?
-//! 4. Do all builders of a fleet hold the same orders?
+//! 2. Does a source say for ten seconds that its node announces whole transactions while it
+//!    announces only hashes?
+//! 3. Is a transaction that was there still there while a node lists it? Nodes count that no fault
+//!    disturbed when the transaction went: a source that failed may not have asked its node.
+//! 4. Is a machine ready while an order that it has accepted reaches no builder?
+//! 5. Do all builders of a fleet hold the same orders?
 //!
-//! No fault extends the deadlines of the first three: no fault is a reason to say that all is well,
-//! or to lose an order that is there.
+//! No fault extends the deadlines of the first four: no fault is a reason to say that all is well.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,13 +17,19 @@ use std::{
 };
 
 use alloy_primitives::B256;
+use mock_node::Topic;
 use testkit::member::Report;
 
-use super::Run;
+use super::{Run, RunningMember};
 use crate::{
-    oracle::{Facts, GRACE_NS, Outcome, READY_NS, deadline},
+    hazard::NodeQuirk,
+    oracle::{Facts, GRACE_NS, LIVE_NS, Outcome, READY_NS, deadline, is_disturbed},
+    searchers::{SearcherOrder, is_known},
     world::Part,
 };
+
+/// How many new transactions a node must list before it is suspicious that none of them is there.
+const LEAST_NEW: usize = 10;
 
 /// Conditions that held at each check since some time.
 #[derive(Debug)]
@@ -48,6 +56,8 @@ impl<Key: Copy + Eq + Hash> Lasting<Key> {
 pub(super) struct Conditions {
     /// By member and node.
     live_in_vain: Lasting<(usize, usize)>,
+    /// By member and node.
+    objects_in_vain: Lasting<(usize, usize)>,
     /// By member and transaction.
     dropped: Lasting<(usize, B256)>,
     /// By member and order.
@@ -68,13 +78,19 @@ impl Run<'_> {
         facts: &mut [Facts],
     ) {
         let current = || reports.iter().filter(|(_, report)| report.is_current);
-        let (mut live_in_vain, mut dropped) = (Vec::new(), Vec::new());
+        let (mut live_in_vain, mut objects_in_vain, mut dropped) =
+            (Vec::new(), Vec::new(), Vec::new());
         for (member, report) in current() {
+            objects_in_vain.extend(self.objects_in_vain(*member, report));
             live_in_vain.extend(self.live_in_vain(*member, report, listed, now));
             dropped.extend(self.dropped(*member, listed));
             if report.is_ready {
                 facts[*member].accepted_in_vain = self.accepted_in_vain(*member, now);
+                facts[*member].stores_nothing = self.stores_nothing(*member, report, now);
             }
+        }
+        for (member, report) in reports {
+            self.members[*member].published = (now, report.published.clone());
         }
         let builders = current().filter(|(member, _)| self.world.members[*member].reads_fleet);
         let held = builders
@@ -82,6 +98,9 @@ impl Run<'_> {
         let differing = differences(&held.collect::<Vec<_>>());
         for ((member, _), since) in self.conditions.live_in_vain.update(now, live_in_vain) {
             facts[member].live_in_vain_since = Some(since);
+        }
+        for ((member, _), since) in self.conditions.objects_in_vain.update(now, objects_in_vain) {
+            facts[member].objects_in_vain_since = Some(since);
         }
         for ((member, hash), since) in self.conditions.dropped.update(now, dropped) {
             facts[member].dropped.push((hash, since));
@@ -94,7 +113,7 @@ impl Run<'_> {
     }
 
     /// Returns the nodes of a member whose source is live while the member has none of the
-    /// transactions that the node has listed for longer than the grace.
+    /// transactions that the node has begun to list in the last ten seconds, the grace apart.
     fn live_in_vain(
         &self,
         member: usize,
@@ -102,46 +121,88 @@ impl Run<'_> {
         listed: &Listed,
         now: u64,
     ) -> Vec<(usize, usize)> {
-        let view = &self.members[member].view;
+        let RunningMember { view, judged_from, .. } = &self.members[member];
+        // Only a comparison shows that a subscription never worked.
+        if now < *judged_from {
+            return Vec::new();
+        }
         let nodes = self.world.members[member].nodes.iter().zip(&report.live_sources);
         let is_in_vain = |node: usize| {
-            let mut old = listed[node].iter().flatten().filter(|(_, since)| since + GRACE_NS < now);
-            let has_any = old.clone().next().is_some();
-            has_any && old.all(|(hash, _)| !view.holds(hash))
+            let is_new = |since: u64| (GRACE_NS..GRACE_NS + LIVE_NS).contains(&(now - since));
+            let new = listed[node].iter().flatten().filter(|(_, since)| is_new(*since));
+            new.clone().count() >= LEAST_NEW && new.into_iter().all(|(hash, _)| !view.holds(hash))
         };
         let in_vain = nodes.filter(|(node, is_live)| **is_live && is_in_vain(**node));
         in_vain.map(|(node, _)| (member, *node)).collect()
     }
 
+    /// Returns the nodes of a member that announce only hashes, while the source says that they
+    /// announce whole transactions.
+    fn objects_in_vain(&self, member: usize, report: &Report) -> Vec<(usize, usize)> {
+        let nodes = &self.world.members[member].nodes;
+        let sources = nodes.iter().zip(&report.live_sources).zip(&report.has_objects);
+        let in_vain = sources.filter(|((node, is_live), has_objects)| {
+            let quirk = self.network.quirk(**node);
+            **is_live && **has_objects && quirk == Some(NodeQuirk::Silent(Topic::Objects))
+        });
+        in_vain.map(|((node, _), _)| (member, *node)).collect()
+    }
+
     /// Returns the transactions that a node of the member has listed since before the member lost
-    /// them.
+    /// them. A node that was disturbed then may not have been asked for its list for a while.
     fn dropped(&self, member: usize, listed: &Listed) -> Vec<(usize, B256)> {
         let view = &self.members[member].view;
         let nodes = &self.world.members[member].nodes;
-        let is_mined = |hash| nodes.iter().any(|node| self.network.has_mined(*node, hash));
-        let all = nodes.iter().flat_map(|node| listed[*node].iter().flatten());
-        let dropped = all.filter(|(hash, since)| {
-            let removed_at = view.removed_at(hash);
-            removed_at.is_some_and(|removed_at| removed_at > *since) && !is_mined(hash)
+        let is_mined = |hash: &B256| nodes.iter().any(|node| self.network.has_mined(*node, hash));
+        let is_dropped = |node: usize, hash: &B256, since: u64| {
+            let is_promised = |removed_at: u64| {
+                removed_at > since
+                    && !is_disturbed(removed_at, &[Part::Node(node)], &self.disturbances)
+            };
+            view.removed_at(hash).is_some_and(is_promised) && !is_mined(hash)
+        };
+        let all = nodes.iter().flat_map(|node| {
+            listed[*node].iter().flatten().map(|(hash, since)| (*node, hash, *since))
         });
-        dropped.map(|(hash, _)| (member, *hash)).collect()
+        let dropped = all.filter(|(node, hash, since)| is_dropped(*node, hash, *since));
+        dropped.map(|(_, hash, _)| (member, *hash)).collect()
+    }
+
+    /// Whether messages of a publisher wait, and the stream has acknowledged none since the last
+    /// check.
+    fn stores_nothing(&self, member: usize, report: &Report, now: u64) -> bool {
+        let (checked_at, before) = &self.members[member].published;
+        let stands_still = |(before, after): (&(u64, u64), &(u64, u64))| {
+            before.0 == after.0 && before.1 > 0 && after.1 > 0
+        };
+        now - checked_at > READY_NS && before.iter().zip(&report.published).any(stands_still)
     }
 
     /// Returns an order that no builder has seen although a machine of the fleet accepted it too
-    /// long ago to be ready. Without a fleet the machine's own builder has each order at once.
+    /// long ago to be ready. A builder that a fault disturbs may be late by itself. Without a fleet
+    /// the machine's own builder has each order at once. If strangers come from hundreds of
+    /// addresses, a builder may have no room for the orders of unknown callers.
     fn accepted_in_vain(&self, machine: usize, now: u64) -> Option<B256> {
         let accepted_before = now.checked_sub(READY_NS + GRACE_NS)?;
-        let members = self.world.members.iter().zip(&self.members);
+        let members = self.world.members.iter().enumerate();
         let builders: Vec<_> =
-            members.filter(|(plan, _)| plan.reads_fleet).map(|(_, member)| member).collect();
-        let newest = builders.iter().map(|builder| builder.remembers_since).max()?;
-        let since = newest.max(self.members[machine].remembers_since);
-        if builders.iter().any(|builder| builder.process.is_none() || builder.is_mute()) {
+            members.filter(|(_, plan)| plan.reads_fleet).map(|(number, _)| number).collect();
+        let is_late = |builder: &usize| {
+            let path = [Part::Member(*builder), Part::Fleet];
+            is_disturbed(accepted_before, &path, &self.disturbances)
+        };
+        if builders.iter().any(is_late) {
             return None;
         }
+        let builders: Vec<_> = builders.into_iter().map(|builder| &self.members[builder]).collect();
+        let newest = builders.iter().map(|builder| builder.remembers_since).max()?;
+        let since = newest.max(self.members[machine].remembers_since);
         let log = self.searchers.log();
         let recent = log.orders.len().saturating_sub(1_000);
-        let candidates = log.orders[recent..].iter().filter(|order| !order.is_void);
+        let is_promised = |order: &&SearcherOrder| {
+            !order.is_void && (self.world.promises_unknown || is_known(order.searcher))
+        };
+        let candidates = log.orders[recent..].iter().filter(is_promised);
         let accepted = candidates.filter_map(|order| {
             // With one message, nothing has taken its place before it was published.
             let [sent] = &order.messages[..] else { return None };

@@ -13,8 +13,9 @@ use crate::live_builder::block_list_provider::BlockList;
 /// Returns the guard of one block, or `None` if the list contains its fee recipient: such a block
 /// must not be built.
 pub fn guard(list: &BlockList, fee_recipient: Address) -> Option<BlockGuard> {
+    let mut config = BlocklistConfig::default();
     // rbuilder's provider has checked the length of the list, and may allow an empty one.
-    let config = BlocklistConfig { min_addresses: 0, ..BlocklistConfig::default() };
+    config.min_addresses = 0;
     let list = Blocklist::from_addresses(list.iter().copied(), &config);
     let guard = list.and_then(|list| BlockGuard::new(Arc::new(list), fee_recipient));
     guard.inspect_err(|error| tracing::error!(%error, "No block is built")).ok()

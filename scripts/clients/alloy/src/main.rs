@@ -1,7 +1,7 @@
 //! Calls the RPC server with alloy's `MevApi`. Usage: alloy-client URL BLOCK
 //!
-//! Prints a line for each call: its name and the answer that the client accepted, or the client's own error for a
-//! call that only a relay can answer.
+//! Prints a line for each call: its name and the answer that the client accepted, or the client's
+//! own error for a call that only a relay can answer.
 
 use std::fmt::Debug;
 

@@ -66,5 +66,6 @@ pub(super) fn line(event: Event) -> String {
         Event::CancelledPrivate(x) => format!("w{} {}", x.hash, x.signer),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
         Event::Head(head) => head_line(&head),
+        Event::FeedEnded => "e".to_owned(),
     }
 }

@@ -226,7 +226,10 @@ impl Model {
         if !self.hold(id, again) {
             return "Rejected";
         }
-        if !is_known {
+        let is_later = again.key.is_some()
+            && again.sent_at.is_some()
+            && self.get_mut(id).sent_at < again.sent_at;
+        if !is_known || is_later {
             self.tell_held(id, again.holder);
         }
         "Known"

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     ops::RangeInclusive,
-    time::SystemTime,
+    time::{Instant, SystemTime},
 };
 
 use chain_view::{Block, Head};
@@ -11,6 +11,7 @@ use order_pool::{OrderPool, Subscription};
 use proptest::prelude::*;
 
 use crate::{
+    clock::ServerClock,
     config::Flow,
     deliver::Deliverer,
     follow::{Follower, Item},
@@ -121,7 +122,7 @@ impl Fleet {
     fn publish_one(&mut self, n: usize) -> bool {
         let Machine { pool, follower, name, outbox, .. } = &mut self.machines[n];
         let Some(item) = outbox.pop_front() else { return false };
-        let encoded = item.encode(std::time::Instant::now()).expect("a message");
+        let encoded = item.encode(Instant::now(), &ServerClock::default()).expect("a message");
         let mut id = alloy_primitives::hex::encode(encoded.id);
         id.push_str(&item.message_id_suffix(name).unwrap_or_default());
         let next = self.stored.len() as u64 + 1;

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::{MempoolSource, OrderInputConfig, ReplaceableOrderPoolCommand};
 use crate::telemetry::{add_txfetcher_time_to_query, mark_command_received};
 
-/// Fetches from the node until `global_cancel` is cancelled. A lost connection is opened again. If the
-/// fetcher ends for good, it cancels `global_cancel`, as rbuilder's own does.
+/// Fetches from the node until `global_cancel` is cancelled. A lost connection is opened again. If
+/// the fetcher ends for good, it cancels `global_cancel`, as rbuilder's own does.
 ///
 /// # Errors
 /// No source is configured, or the node cannot be reached.
