@@ -170,9 +170,9 @@ impl Attack {
         (Self::Crowd, "crowd of 64", 64),
     ];
 
-    /// The same of the attacks that are run from IPv6 too, and against which the product may not
-    /// keep all its promises yet.
-    pub(crate) const AHEAD: [(Self, &str, usize); 9] = [
+    /// The same of the attacks that are run from one, eight and 256 IPv4 addresses and from an IPv6
+    /// /48.
+    pub(crate) const FROM_EVERYWHERE: [(Self, &str, usize); 9] = [
         (Self::FewBundles, "copies of few bundles", 16),
         (Self::TrickledBodies, "trickled bodies", 60),
         (Self::FrontKeys, "10,000 keys behind a front", 16),
@@ -185,7 +185,7 @@ impl Attack {
     ];
 
     fn row(self) -> (Self, &'static str, usize) {
-        let mut rows = Self::ALL.into_iter().chain(Self::AHEAD);
+        let mut rows = Self::ALL.into_iter().chain(Self::FROM_EVERYWHERE);
         rows.find(|row| row.0 == self).expect("each attack has a row")
     }
 

@@ -49,7 +49,7 @@ pub(crate) enum Hazard {
     Log,
     /// Servers of the fleet that hang, are cut off, or have a full disk.
     Servers,
-    /// The attacks of strangers that [`Attack::AHEAD`] lists.
+    /// The attacks of strangers that [`Attack::FROM_EVERYWHERE`] lists.
     Strangers,
 }
 
@@ -295,7 +295,7 @@ impl World {
             Hazard::Servers => {}
             Hazard::Strangers => {
                 let ingests = self.members.iter().filter(|member| member.has_rpc).count();
-                for (attack, ..) in Attack::AHEAD {
+                for (attack, ..) in Attack::FROM_EVERYWHERE {
                     let member = rng.random_range(0..ingests);
                     let time = random_ms(rng, 4_000, 12_000);
                     let all = [Addresses::Ipv4(8), Addresses::Ipv4(256), Addresses::Ipv6Prefix];

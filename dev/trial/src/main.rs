@@ -86,9 +86,6 @@ struct Args {
     /// Run all scenarios.
     #[arg(long)]
     scenarios: bool,
-    /// With --scenarios: also those under which the product may not keep all its promises yet.
-    #[arg(long)]
-    ahead: bool,
     /// With --scenarios: run each for a moment only.
     #[arg(long)]
     test: bool,
@@ -119,7 +116,7 @@ fn main() -> ExitCode {
 fn trial(args: &Args) -> Result<bool, run::Failure> {
     testkit::usage::allow_open_files(MAX_OPEN_FILES)?;
     if args.scenarios || !args.scenario.is_empty() {
-        return scenario::run_all(&args.scenario, args.test, args.ahead);
+        return scenario::run_all(&args.scenario, args.test);
     }
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..100_000));
     let duration = Duration::from_secs_f64(args.minutes * 60.0);
