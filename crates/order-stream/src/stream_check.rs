@@ -44,8 +44,9 @@ pub(crate) struct StreamReport {
 pub(crate) struct StreamCheck {
     created: Option<i128>,
     pub(crate) highest: Option<Acknowledged>,
-    /// A message that the stream must still have until it expires: the highest one at the latest
-    /// check, or the first one acknowledged since.
+    /// A message that the stream must still have until it expires: the highest one at a check, or
+    /// the first one acknowledged since. Never a duplicate, whose age is not known: the slower of
+    /// two machines would then not notice a purge.
     witness: Option<Acknowledged>,
 }
 
@@ -70,8 +71,10 @@ impl StreamCheck {
         if is_reset {
             self.highest = None;
             self.witness = None;
-        } else if report.highest_when_asked.is_some() {
-            self.witness.clone_from(&report.highest_when_asked);
+        } else if let Some(highest) = &report.highest_when_asked
+            && highest.stored_at.is_some()
+        {
+            self.witness = Some(highest.clone());
         }
         is_reset
     }
@@ -145,6 +148,17 @@ mod tests {
         check.on_acknowledged(Acknowledged { lifetime, ..message(20, is_new, now) });
         let report = StreamReport { is_full, ..report(&check, 1, 21, 20) };
         check.is_reset(&report, now + Duration::from_secs(seconds))
+    }
+
+    /// The slower of two machines forgot the message that it had stored.
+    #[test]
+    fn a_purge_is_noticed_after_the_acknowledgement_of_a_duplicate() {
+        let (mut check, now) = (StreamCheck::default(), Instant::now());
+        check.on_acknowledged(message(20, true, now));
+        check.on_acknowledged(message(21, false, now));
+        assert!(!check.is_reset(&report(&check, 1, 1, 21), now));
+        let later = now + Duration::from_secs(1);
+        assert!(check.is_reset(&report(&check, 1, 22, 21), later), "both are gone");
     }
 
     #[test]
