@@ -85,14 +85,16 @@ pub(super) fn encode_tx(
     publisher_time: &PublisherTime,
 ) -> Encoded {
     let mut writer = Writer::new(KIND_TX, tx.envelope().encode_2718_len().saturating_add(96));
-    let terms = terms.filter(|_| !tx.is_public());
+    // A node may announce the transaction at any time, so this is read once.
+    let is_public = tx.is_public();
+    let terms = terms.filter(|_| !is_public);
     writer.put([match terms {
         Some(_) => ORIGIN_PRIVATE,
-        None if tx.is_public() => ORIGIN_MEMPOOL,
+        None if is_public => ORIGIN_MEMPOOL,
         None => ORIGIN_RPC,
     }]);
     writer.send_time(publisher_time);
-    if !tx.is_public() {
+    if !is_public {
         writer.put(publisher_time.local_micros.to_be_bytes());
     }
     writer.put(tx.sender());
