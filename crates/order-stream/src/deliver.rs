@@ -111,11 +111,12 @@ impl Deliverer {
     }
 
     fn try_deliver(&mut self, message: &Message, times: Times) -> Result<Delivered, WireError> {
-        let id = message_id(message).ok_or(WireError::NoId)?;
+        let (id, run) = message_id(message).ok_or(WireError::NoId)?;
         let Decoded { record, publisher_time, stream_time } =
             Record::decode(&id, &message.payload, times.stored_at)?;
         let origin = MessageOrigin {
             machine: message.subject.rsplit('.').next().unwrap_or_default(),
+            run,
             publisher_time,
             stream_time,
             stored_at: times.stored_at,
@@ -365,11 +366,13 @@ fn is_of_unknown_caller(record: &Record) -> bool {
     !holder.is_known()
 }
 
-fn message_id(message: &Message) -> Option<B256> {
+/// Returns the message id, and the run of the publisher that is part of a unique id.
+fn message_id(message: &Message) -> Option<(B256, &str)> {
     let header = message.headers.as_ref()?.get(NATS_MESSAGE_ID)?.as_str();
-    // A suffix after a hyphen makes the id unique for the stream.
-    let digits = header.split_once('-').map_or(header, |(digits, _)| digits);
-    if digits.len() == 64 { digits.parse().ok() } else { None }
+    // A suffix after a hyphen makes the id unique for the stream: the run, and a number.
+    let (digits, suffix) = header.split_once('-').unwrap_or((header, ""));
+    let (run, _) = suffix.rsplit_once('-').unwrap_or_default();
+    if digits.len() == 64 { Some((digits.parse().ok()?, run)) } else { None }
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@
 //! does not know the server's clock, some milliseconds or less, and by the whole delay of the
 //! network if the publisher could not read that clock. A second message about the same key could
 //! get an earlier time than the first. The machine's own clock knows their sequence, so the times
-//! of one machine's messages about one key follow that clock.
+//! of one machine's messages about one key follow that clock, within one run of its publisher: in
+//! the next run the clock may show an earlier time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -94,6 +95,7 @@ impl<V> RecentMap<V> {
 #[derive(Clone, Debug)]
 struct LatestMessage {
     machine: String,
+    run: String,
     local_micros: u64,
     time: SystemTime,
 }
@@ -121,6 +123,8 @@ pub(crate) struct KeyHistory {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MessageOrigin<'a> {
     pub(crate) machine: &'a str,
+    /// The run of the machine's publisher; empty if the message has no unique id.
+    pub(crate) run: &'a str,
     pub(crate) publisher_time: PublisherTime,
     /// The time of the message by the server's clock ([`crate::wire::Decoded::stream_time`]).
     pub(crate) stream_time: SystemTime,
@@ -137,6 +141,12 @@ impl MessageOrigin<'_> {
     }
 }
 
+impl LatestMessage {
+    fn is_of_same_run(&self, origin: &MessageOrigin<'_>) -> bool {
+        self.machine == origin.machine && self.run == origin.run
+    }
+}
+
 impl KeyHistory {
     /// Records a message without a nonce chosen by its searcher, and returns its time: the stream
     /// time, changed so that messages of one machine keep their sequence.
@@ -146,7 +156,7 @@ impl KeyHistory {
         let local_micros = origin.publisher_time.local_micros;
         let latest = &mut self.latest[origin.map_index()];
         if let Some(previous) = latest.get(&key)
-            && previous.machine == origin.machine
+            && previous.is_of_same_run(&origin)
         {
             if local_micros > previous.local_micros {
                 time = time.max(previous.time + TICK);
@@ -156,8 +166,8 @@ impl KeyHistory {
                 return time.min(previous.time - TICK);
             }
         }
-        let machine = origin.machine.to_owned();
-        latest.insert(key, LatestMessage { machine, local_micros, time }, origin.stored_at);
+        let [machine, run] = [origin.machine, origin.run].map(str::to_owned);
+        latest.insert(key, LatestMessage { machine, run, local_micros, time }, origin.stored_at);
         time
     }
 
@@ -173,7 +183,7 @@ impl KeyHistory {
         origin: MessageOrigin<'_>,
     ) -> u64 {
         let Some(latest) = self.latest[origin.map_index()].get(key) else { return nonce };
-        if latest.machine != origin.machine || nonce <= latest.local_micros {
+        if !latest.is_of_same_run(&origin) || nonce <= latest.local_micros {
             return nonce;
         }
         let distance = nonce - latest.local_micros;
@@ -244,6 +254,7 @@ mod tests {
     fn origin(machine: &str, local: u64, stored: u64) -> MessageOrigin<'_> {
         MessageOrigin {
             machine,
+            run: "",
             publisher_time: PublisherTime {
                 local_micros: local * 1_000_000,
                 ..PublisherTime::default()
@@ -280,6 +291,18 @@ mod tests {
         assert!(history.record_message(BUNDLES, first_again) < second, "it was stored again");
         let other_machine = history.record_message(BUNDLES, origin("b", 0, 12));
         assert_eq!(other_machine, time(12));
+    }
+
+    /// The machine's clock was ahead, was set right, and the machine was restarted. Its later
+    /// messages counted as earlier than those of its previous run.
+    #[test]
+    fn messages_of_a_later_run_are_later_whatever_the_machines_clock_says() {
+        let mut history = KeyHistory::default();
+        history.record_message(BUNDLES, MessageOrigin { run: "1", ..origin("a", 120, 10) });
+        let again = MessageOrigin { run: "2", ..origin("a", 20, 20) };
+        assert_eq!(history.record_message(BUNDLES, again), time(20));
+        let later = MessageOrigin { run: "2", ..origin("a", 21, 20) };
+        assert!(history.record_message(BUNDLES, later) > time(20), "their sequence");
     }
 
     #[test]
