@@ -24,6 +24,13 @@
 //! While the machines disagree, the source follows each branch in turn, if the branch is higher or
 //! its parent is known. A machine that started a block behind the others publishes each head twice
 //! until it has caught up.
+//!
+//! # What a node lists for long
+//!
+//! A pool keeps a transaction for as long as an audited node lists it, while the builders' pools
+//! and the stream keep it for [`DEFAULT_TX_RETENTION`]. So the public flow publishes again every
+//! [`REPEAT_INTERVAL`] what the pool still holds, behind everything else. All machines give such a
+//! message the same id within a period, so the stream stores it once.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -35,7 +42,8 @@ use std::{
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head};
 use order_pool::{
-    Event, Holder, Order, OrderId, OrderPool, PrivateCancellation, PrivateTerms, Transaction,
+    DEFAULT_TX_RETENTION, Event, Holder, Order, OrderId, OrderPool, PrivateCancellation,
+    PrivateTerms, RemoveReason, Transaction,
 };
 
 use crate::{
@@ -61,6 +69,15 @@ const MAX_MINED: usize = 32_000;
 /// 150 bytes.
 const MAX_UNSENT_CANCELLATIONS: usize = 65_536;
 
+/// How often a public order is published that the pool still holds: one of two messages may be
+/// lost, and builders that start find each order in the stream.
+pub(crate) const REPEAT_INTERVAL: Duration = DEFAULT_TX_RETENTION.checked_div(2).unwrap();
+
+/// How many orders are published again without a pause. A node may have listed 20,000 at the same
+/// time, which would delay new orders by a second.
+const REPEATS_IN_A_ROW: usize = 32;
+const REPEAT_PAUSE: Duration = Duration::from_millis(5);
+
 /// A message to be published. It shares the order with the pool and is encoded when it is sent.
 #[derive(Debug)]
 pub(crate) struct Item {
@@ -68,6 +85,8 @@ pub(crate) struct Item {
     /// A number that no other message of this publisher has. It makes the message id unique, where
     /// the stream must not take the message for a duplicate.
     pub(crate) unique_number: Option<u64>,
+    /// The period in which the order is published again. It is part of the message id.
+    pub(crate) period: Option<u64>,
     /// The holder that this message is for, if it is not for the first time that the order was
     /// sent.
     pub(crate) additional_holder: Option<AdditionalHolder>,
@@ -89,7 +108,13 @@ pub(crate) struct AdditionalHolder {
 impl Item {
     /// Returns a message with the message id that it has on every machine.
     pub(crate) fn shared(record: Record) -> Self {
-        Self { record, unique_number: None, additional_holder: None, received_at: None }
+        Self {
+            record,
+            unique_number: None,
+            period: None,
+            additional_holder: None,
+            received_at: None,
+        }
     }
 
     /// Encodes the message, which is sent at `now`.
@@ -133,10 +158,19 @@ impl Item {
         (!holder.is_known()).then_some(holder)
     }
 
-    /// Returns what makes the message id unique. No other machine has the same, nor has another run
-    /// of this one.
+    /// Whether all other messages are published before this one.
+    pub(crate) fn is_deferrable(&self) -> bool {
+        self.period.is_some() || self.unknown_caller().is_some()
+    }
+
+    /// Returns what makes the message id differ from that of the first message about the order. No
+    /// other machine has the same, nor has another run of this one, but for an order that is
+    /// published again: all machines have the same in a period.
     pub(crate) fn message_id_suffix(&self, run_id: &str) -> Option<String> {
-        self.unique_number.map(|number| format!("-{run_id}-{number}"))
+        match (self.unique_number, self.period) {
+            (Some(number), _) => Some(format!("-{run_id}-{number}")),
+            (None, period) => period.map(|period| format!("-{period}")),
+        }
     }
 
     /// Whether `other` must not be stored behind this message: an old head behind a new one.
@@ -166,6 +200,16 @@ struct Published {
     cancellation: Option<PrivateCancellation>,
     /// The known holders that sent the order too.
     additional_holders: Vec<AdditionalHolder>,
+    /// When the order is published again, if it is public.
+    repeat_at: Option<Instant>,
+}
+
+/// The orders that are to be published again, the earliest first, and the pauses between them.
+#[derive(Debug, Default)]
+struct Repeats {
+    due: VecDeque<(Instant, OrderId)>,
+    in_a_row: usize,
+    pauses_until: Option<Instant>,
 }
 
 /// Follows the events of a pool and remembers which orders of the pool were published.
@@ -185,6 +229,7 @@ pub(crate) struct Follower {
     unsent_cancellations: BTreeMap<(B256, Address), PrivateCancellation>,
     /// The number of the current comparison.
     comparison: u64,
+    repeats: Repeats,
     /// How many messages got a unique number.
     unique_numbers: u64,
     /// The chain as it was published, newest last.
@@ -307,6 +352,11 @@ impl Follower {
                 let (holder, terms, sent_at) = (*holder, *terms, *sent_at);
                 self.on_held(order, AdditionalHolder { holder, terms, sent_at })
             }
+            // The same transaction follows with another sidecar, which builders need too.
+            Event::Removed { order, reason: RemoveReason::Replaced } if !is_private => {
+                self.published.entry(order.id()).and_modify(|published| published.is_lost = true);
+                None
+            }
             Event::Removed { order, .. } => {
                 self.published.remove(&order.id());
                 None
@@ -407,6 +457,52 @@ impl Follower {
             items.push(Item { additional_holder: Some(additional), ..item });
         }
         items
+    }
+
+    /// Records that a message is published at `now`. If it is about a public order, the order is
+    /// published again after [`REPEAT_INTERVAL`].
+    pub(crate) fn on_published(&mut self, item: &Item, now: Instant) {
+        if let Record::Order(order) = &item.record
+            && self.flow == Flow::Public
+            && let Some(published) = self.published.get_mut(&order.id())
+        {
+            let repeat_at = now + REPEAT_INTERVAL;
+            published.repeat_at = Some(repeat_at);
+            self.repeats.due.push_back((repeat_at, order.id()));
+        }
+    }
+
+    /// Returns when there may be an order to publish again.
+    pub(crate) fn next_repeat_at(&self) -> Option<Instant> {
+        let (due, _) = self.repeats.due.front()?;
+        Some(self.repeats.pauses_until.map_or(*due, |pause| pause.max(*due)))
+    }
+
+    /// Returns a public order to be published again at `now`, if the pool still holds it.
+    /// `server_time` is the time of the server's clock, whose periods all machines share.
+    pub(crate) fn next_repeat(
+        &mut self,
+        now: Instant,
+        server_time: SystemTime,
+        pool: &OrderPool,
+    ) -> Option<Item> {
+        while self.next_repeat_at().is_some_and(|repeat_at| repeat_at <= now) {
+            let (due, id) = self.repeats.due.pop_front()?;
+            // The order may have left the pool, and may have been published again since.
+            let published = self.published.get(&id);
+            let is_due = published
+                .is_some_and(|published| published.repeat_at == Some(due) && !published.is_lost);
+            let order = pool.get(id.hash()).filter(|order| is_due && is_public(order));
+            let Some(order) = order else { continue };
+            self.repeats.in_a_row += 1;
+            if self.repeats.in_a_row == REPEATS_IN_A_ROW {
+                self.repeats.in_a_row = 0;
+                self.repeats.pauses_until = Some(now + REPEAT_PAUSE);
+            }
+            let period = micros(server_time) / REPEAT_INTERVAL.as_micros() as u64;
+            return Some(Item { period: Some(period), ..Item::shared(Record::Order(order)) });
+        }
+        None
     }
 
     /// Whether an order of the pool belongs to this flow and must still be published.

@@ -370,22 +370,39 @@ impl PublisherTask {
     /// Whether messages of unknown callers may be published: there is room for them, and all events
     /// are read, so that none of them was cancelled or replaced.
     fn may_publish_unknown_callers(&self) -> bool {
-        self.has_read_all_events() && self.window.has_room_for_unknown_callers()
+        self.has_read_all_events() && self.window.has_room_for_deferrable()
     }
 
-    /// Returns the next message to publish for the first time, if there is room for it. Messages of
-    /// unknown callers come last.
-    fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
+    /// Returns the next message to publish, if there is room for it. Messages of unknown callers
+    /// come last, and then orders that are published again. `server_time` is the time of the
+    /// server's clock at `now`.
+    fn next_item(
+        &mut self,
+        now: Instant,
+        server_time: SystemTime,
+        is_stopping: bool,
+    ) -> Option<Item> {
         if self.window.has_room()
             && let Some(item) = self.outbox.pop_front()
         {
             return Some(item);
         }
-        if self.may_publish_unknown_callers() {
-            self.fair_queue.next(Instant::now(), is_stopping)
-        } else {
-            None
+        if self.may_publish_unknown_callers()
+            && let Some(item) = self.fair_queue.next(now, is_stopping)
+        {
+            return Some(item);
         }
+        if is_stopping || !self.may_publish_again() {
+            return None;
+        }
+        let mut item = self.follower.next_repeat(now, server_time, &self.pool)?;
+        item.received_at = item.sent_at().map(|sent_at| self.clock.to_instant(sent_at));
+        Some(item)
+    }
+
+    /// Whether orders may be published again: nothing else waits for the room that they take.
+    fn may_publish_again(&self) -> bool {
+        self.outbox.is_empty() && self.window.has_room_for_deferrable()
     }
 
     /// The stream has lost messages that it had stored, so everything is published again.

@@ -12,10 +12,10 @@ const MAX_MESSAGES: usize = 4_096;
 /// The most bytes of these: 40 transactions with six blobs. The last message may exceed it.
 const MAX_BYTES: usize = 32 << 20;
 
-/// The most messages and bytes of unknown callers. Messages of others never wait for more than
-/// these.
-const MAX_UNKNOWN_MESSAGES: usize = 512;
-const MAX_UNKNOWN_BYTES: usize = 1 << 20;
+/// The most messages and bytes of unknown callers, or of orders that are published again. Other
+/// messages never wait for more than these.
+const MAX_DEFERRABLE_MESSAGES: usize = 512;
+const MAX_DEFERRABLE_BYTES: usize = 1 << 20;
 
 /// Room for messages and bytes.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct Window {
     messages: BTreeMap<u64, Unacknowledged>,
     next_number: u64,
     room: Room,
-    unknown_room: Room,
+    deferrable_room: Room,
 }
 
 impl Default for Window {
@@ -72,7 +72,7 @@ impl Default for Window {
             messages: BTreeMap::new(),
             next_number: 0,
             room: Room::new(MAX_MESSAGES, MAX_BYTES),
-            unknown_room: Room::new(MAX_UNKNOWN_MESSAGES, MAX_UNKNOWN_BYTES),
+            deferrable_room: Room::new(MAX_DEFERRABLE_MESSAGES, MAX_DEFERRABLE_BYTES),
         }
     }
 }
@@ -86,15 +86,15 @@ impl Window {
         self.room.is_free()
     }
 
-    pub(crate) fn has_room_for_unknown_callers(&self) -> bool {
-        self.has_room() && self.unknown_room.is_free()
+    pub(crate) fn has_room_for_deferrable(&self) -> bool {
+        self.has_room() && self.deferrable_room.is_free()
     }
 
     /// Adds a message that is published for the first time. Returns its number.
     pub(crate) fn add(&mut self, item: Item, size_bytes: usize) -> u64 {
         let mut room = self.room.take(size_bytes);
-        if item.unknown_caller().is_some() {
-            room.extend(self.unknown_room.take(size_bytes));
+        if item.is_deferrable() {
+            room.extend(self.deferrable_room.take(size_bytes));
         }
         let number = self.next_number;
         self.next_number += 1;
@@ -174,14 +174,14 @@ mod tests {
         pool.insert_transaction(transaction(Origin::Rpc).held_by(caller(1)));
         let order = pool.get(tx.hash()).expect("it is pooled");
         let mut window = Window::default();
-        let number = window.add(Item::shared(Record::Order(order)), MAX_UNKNOWN_BYTES);
-        assert!(window.has_room() && !window.has_room_for_unknown_callers());
+        let number = window.add(Item::shared(Record::Order(order)), MAX_DEFERRABLE_BYTES);
+        assert!(window.has_room() && !window.has_room_for_deferrable());
         pool.insert_transaction(transaction(Origin::Mempool));
         assert!(window.settle(number));
-        assert_eq!(window.unknown_room.messages.available_permits(), MAX_UNKNOWN_MESSAGES);
-        assert_eq!(window.unknown_room.bytes.available_permits(), MAX_UNKNOWN_BYTES);
-        window.add(item(1), MAX_UNKNOWN_BYTES);
-        assert!(window.has_room_for_unknown_callers());
+        assert_eq!(window.deferrable_room.messages.available_permits(), MAX_DEFERRABLE_MESSAGES);
+        assert_eq!(window.deferrable_room.bytes.available_permits(), MAX_DEFERRABLE_BYTES);
+        window.add(item(1), MAX_DEFERRABLE_BYTES);
+        assert!(window.has_room_for_deferrable());
     }
 
     #[test]

@@ -2,20 +2,28 @@
 
 mod forks;
 
-use std::time::SystemTime;
+use std::collections::HashSet;
 
 use alloy_consensus::transaction::Recovered;
+use alloy_eips::{
+    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
+    eip7594::BlobTransactionSidecarEip7594,
+};
 use alloy_primitives::hex;
 use chain_view::{Block, PooledTransaction};
 use order_pool::{
-    Bundle, BundleParts, Cancellation, Holder, OrderPool, Origin, PoolConfig, PrivateTerms,
+    Bundle, BundleParts, Cancellation, Clock, Holder, OrderPool, Origin, PoolConfig, PrivateTerms,
     Subscription,
 };
 use testkit::configured;
 
 use super::*;
-use crate::tests::{
-    KEY, SIGNER, block_hash, caller, deliverer, head, message, parts, pool, stored_now, txs,
+use crate::{
+    deliver::Deliverer,
+    tests::{
+        KEY, SIGNER, blob_transaction, block_hash, caller, deliverer, head, message, parts, pool,
+        stored_now, time, txs,
+    },
 };
 
 fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
@@ -196,6 +204,99 @@ fn a_cancellation_is_published_although_another_signer_has_sent_the_transaction(
     assert!(compare(&mut follower, &after).is_empty());
 }
 
+fn deliver(deliverer: &mut Deliverer, item: &Item) {
+    let Encoded { id, payload } =
+        item.encode(Instant::now(), &ServerClock::default()).expect("a known kind");
+    deliverer.deliver(&message(&hex::encode(id), payload), stored_now(SystemTime::now()));
+}
+
+/// Builders lost everything that nodes had listed for longer than a minute, and builders that
+/// started later never had it.
+#[test]
+fn what_a_pool_holds_for_long_stays_at_builders() {
+    let (ingested, tx) = (pool(), txs(1).remove(0));
+    insert(&ingested, &tx, Origin::Mempool);
+    let (mut follower, mut events) = (Follower::new(Flow::Public, true), ingested.subscribe_all());
+    let clock = Clock::manual();
+    let mut builder = deliverer(true);
+    builder.pool = OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("a pool");
+    let start = Instant::now();
+    let first = items(&mut follower, &ingested, &mut events).remove(0);
+    follower.on_published(&first, start);
+    deliver(&mut builder, &first);
+    let mut next_repeat = |follower: &mut Follower, seconds| {
+        follower.next_repeat(start + Duration::from_secs(seconds), time(seconds), &ingested)
+    };
+    assert!(next_repeat(&mut follower, 29).is_none());
+    let mut suffixes = vec![None];
+    for seconds in [30, 60, 90, 120] {
+        clock.advance(REPEAT_INTERVAL);
+        while builder.pool.upkeep() {}
+        let again = next_repeat(&mut follower, seconds).expect("it is published again");
+        suffixes.push(again.message_id_suffix("a"));
+        assert_eq!(suffixes.last(), Some(&again.message_id_suffix("b")), "the stream has it once");
+        follower.on_published(&again, start + Duration::from_secs(seconds));
+        assert!(next_repeat(&mut follower, seconds).is_none());
+        deliver(&mut builder, &again);
+        let mut late_builder = deliverer(true);
+        deliver(&mut late_builder, &again);
+        for builder in [&builder, &late_builder] {
+            assert!(builder.pool.contains(tx.hash()), "after {seconds} s");
+        }
+    }
+    suffixes.dedup();
+    assert_eq!(suffixes.len(), 5, "the stream takes each for another message: {suffixes:?}");
+    ingested.on_head(Block::new(head(1, 0, 0), [*tx.hash()]));
+    follow(&mut follower, &ingested, &mut events);
+    assert!(next_repeat(&mut follower, 150).is_none(), "it is mined");
+    assert_eq!(follower.next_repeat_at(), None);
+}
+
+#[test]
+fn orders_are_published_again_with_pauses() {
+    let (ingested, start) = (pool(), Instant::now());
+    txs(100).iter().for_each(|tx| insert(&ingested, tx, Origin::Mempool));
+    let mut follower = Follower::new(Flow::Public, true);
+    for item in items(&mut follower, &ingested, &mut ingested.subscribe_all()) {
+        follower.on_published(&item, start);
+    }
+    let mut counts = Vec::new();
+    let mut now = start + REPEAT_INTERVAL;
+    while let Some(repeat_at) = follower.next_repeat_at() {
+        now = now.max(repeat_at);
+        let repeats = std::iter::from_fn(|| follower.next_repeat(now, time(30), &ingested));
+        counts.push(repeats.count());
+    }
+    assert_eq!((counts, now), (vec![32, 32, 32, 4], start + REPEAT_INTERVAL + 3 * REPEAT_PAUSE));
+}
+
+/// The second message had the id of the first, so the stream did not store it, and builders kept
+/// proofs that no block can use any more.
+#[test]
+fn the_sidecar_that_a_node_announces_replaces_an_older_one_at_builders() {
+    let (blobs, points) = (vec![Blob::ZERO], vec![Bytes48::ZERO]);
+    let (commitments, proofs) = (points.clone(), points);
+    let old = BlobTransactionSidecar { blobs: blobs.clone(), commitments, proofs };
+    let hashes: Vec<_> = old.versioned_hashes().collect();
+    let cell_proofs = vec![Bytes48::ZERO; 128];
+    let new = BlobTransactionSidecarEip7594::new(blobs, old.commitments.clone(), cell_proofs);
+    let [old, new] = [old.into(), new.into()]
+        .map(|sidecar| Recovered::new_unchecked(blob_transaction(hashes.clone(), sidecar), SIGNER));
+    let (ingested, mut follower) = (pool(), Follower::new(Flow::Public, true));
+    let (mut events, mut builder) = (ingested.subscribe_all(), deliverer(true));
+    let mut stored = HashSet::new();
+    for (tx, origin) in [(&old, Origin::Rpc), (&new, Origin::Mempool)] {
+        insert(&ingested, tx, origin);
+        for item in items(&mut follower, &ingested, &mut events) {
+            if stored.insert(item.message_id_suffix("a")) {
+                deliver(&mut builder, &item);
+            }
+        }
+    }
+    let order = builder.pool.get(new.hash()).expect("the transaction");
+    assert_eq!(order.as_tx().map(Transaction::recovered), Some(&new));
+}
+
 /// Only additions were published, and this one had belonged to the private flow.
 #[test]
 fn a_transaction_that_becomes_public_is_published_by_the_public_flow() {
@@ -276,9 +377,7 @@ fn builders_count_an_order_for_every_holder_that_sent_it() {
         submit_bundle(n, unknown, 11);
     }
     for item in items(&mut follower, &ingested, &mut events) {
-        let Encoded { id, payload } =
-            item.encode(Instant::now(), &ServerClock::default()).expect("a known kind");
-        deliverer.deliver(&message(&hex::encode(id), payload), stored_now(SystemTime::now()));
+        deliver(&mut deliverer, &item);
     }
     for pool in [&ingested, &built] {
         assert_eq!(

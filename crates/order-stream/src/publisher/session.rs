@@ -172,6 +172,8 @@ impl<'a> Session<'a> {
         let may_publish_unknown = self.may_publish() && self.task.may_publish_unknown_callers();
         let fair_queue_at =
             if may_publish_unknown { self.task.fair_queue.next_wake() } else { None };
+        let may_repeat = self.may_publish() && self.task.may_publish_again();
+        let repeat_at = if may_repeat { self.task.follower.next_repeat_at() } else { None };
         // When the state and the readiness change, because nothing was stored for too long.
         let unstored_at = match self.task.status.unstored.duration() {
             Some(unstored_for) if self.task.window.len() > 0 => {
@@ -179,7 +181,7 @@ impl<'a> Session<'a> {
             }
             _ => None,
         };
-        [next_check_at, fair_queue_at, unstored_at].into_iter().flatten().min()
+        [next_check_at, fair_queue_at, repeat_at, unstored_at].into_iter().flatten().min()
     }
 
     /// Returns when the connection is given up, if a response is missing.
@@ -205,7 +207,7 @@ impl<'a> Session<'a> {
                 };
                 self.task.counters.republished.add(1);
                 (number, encoded)
-            } else if let Some(item) = self.task.next_item(is_stopping) {
+            } else if let Some(item) = self.next_item(is_stopping) {
                 let Some(encoded) = item.encode(Instant::now(), &self.server_clock) else {
                     continue;
                 };
@@ -218,9 +220,17 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
+        let now = Instant::now();
+        let server_time = self.server_clock.upper_bound(now);
+        let server_time = server_time.unwrap_or_else(|| self.task.clock.now());
+        self.task.next_item(now, server_time, is_stopping)
+    }
+
     /// Adds a message that is published for the first time to the window. Returns its number.
     fn add(&mut self, item: Item, size_bytes: usize) -> u64 {
-        let PublisherTask { window, counters, .. } = &mut *self.task;
+        let PublisherTask { window, counters, follower, .. } = &mut *self.task;
+        follower.on_published(&item, Instant::now());
         if matches!(item.record, Record::Head(_)) {
             // An old head that is in flight and fails would be published again behind this one.
             let withdrawn = window.withdraw(|other| item.overrides(other));

@@ -33,9 +33,13 @@ fn bundle(tx: &Transaction, nonce: u64) -> Bundle {
     Bundle::new(parts).expect("a bundle")
 }
 
+fn next_item(task: &mut PublisherTask, is_stopping: bool) -> Option<Item> {
+    task.next_item(Instant::now(), SystemTime::now(), is_stopping)
+}
+
 /// The records that are published now, after the events that were read.
 fn publish_all(task: &mut PublisherTask) -> Vec<Record> {
-    std::iter::from_fn(|| task.next_item(true)).map(|item| item.record).collect()
+    std::iter::from_fn(|| next_item(task, true)).map(|item| item.record).collect()
 }
 
 fn read_events(task: &mut PublisherTask) {
@@ -160,7 +164,7 @@ fn orders_that_wait_for_a_connection_are_counted_as_unfinished() {
     // Two messages are queued and one order is lost when the next connection ends.
     task.begin_comparison();
     read_events(&mut task);
-    let sent = task.next_item(false).expect("an item");
+    let sent = next_item(&mut task, false).expect("an item");
     task.follower.forget(&sent);
     task.on_disconnected();
     assert_eq!(task.counters.stats().unpublished, 3);

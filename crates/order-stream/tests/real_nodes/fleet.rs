@@ -31,6 +31,29 @@ async fn a_builders_pool_equals_the_publishers_pool() {
     assert_eq!((stats.received, stats.pooled, stats.missed), (401, 401, 0));
 }
 
+/// Builders lost what nodes had listed for longer than a minute.
+#[tokio::test]
+async fn two_machines_publish_again_what_they_hold_and_the_stream_has_it_once() {
+    let (fixture, ingested, built) = Fixture::with_pools().await;
+    let txs = transactions(9, 50, 0);
+    insert(&ingested, &txs);
+    let (a, source) = fixture.both(Flow::Public, &ingested, &built);
+    let b = fixture.publisher(&ingested, "b");
+    let stats = || [a.stats(), b.stats()];
+    let sum = |count: fn(&PublisherStats) -> u64| stats().iter().map(count).sum::<u64>();
+    let took = wait_until("all is published again", || {
+        sum(|stats| stats.published) == 200 && sum(|stats| stats.unfinished) == 0
+    })
+    .await;
+    assert!(took > Duration::from_secs(25), "after {took:?}");
+    // A period may have ended between the messages of the two machines.
+    let stored = sum(|stats| stats.stored);
+    assert!((100..=150).contains(&stored), "{:?}", stats());
+    wait_until("all is read", || source.stats().received == stored).await;
+    assert_eq!((source.stats().pooled, hashes(&built)), (50, hashes(&ingested)));
+    finish_all([a, b], [source]).await;
+}
+
 /// The head was a duplicate of one that the other machine had published, so the builder stood on
 /// the block before.
 #[tokio::test]
