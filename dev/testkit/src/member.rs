@@ -411,10 +411,11 @@ async fn subscribe(servers: &[String], view: Arc<Mutex<View>>) -> Result<Client,
 async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failure> {
     let mut pool = if config.setup == Setup::Roomy { roomy() } else { PoolConfig::default() };
     if config.setup == Setup::Small {
-        // Builders of a fleet keep what no node lists until the end of a run; other members keep
-        // for longer than this what a node lists.
-        pool.tx_retention =
-            if config.nodes.is_empty() { Duration::from_mins(5) } else { RETENTION };
+        // What a node lists is kept for longer. Builders of a fleet have no node: machines publish
+        // it again within the default time.
+        if !config.nodes.is_empty() {
+            pool.tx_retention = RETENTION;
+        }
         (pool.max_external_txs, pool.max_bundles, pool.max_cancellations) = (CAP, CAP, CAP);
         pool.log_bytes = LOG_BYTES;
     }
