@@ -1,8 +1,9 @@
 //! HTTP/1.1 connections with keep-alive and pipelining: reads requests and sends responses.
 //!
 //! In reading order: `accept` accepts and closes connections, `open_connections` chooses which one
-//! gives way to a new one, `request_socket` closes those that send nothing, `connection` admits and
-//! serves the requests of one connection, `body` reads their bodies, `response` builds responses.
+//! gives way to a new one, `request_socket` closes those that send nothing and `response_socket`
+//! those that read slowly, `connection` admits and serves the requests of one connection, `body`
+//! reads their bodies, `response` builds responses.
 
 mod accept;
 mod body;
@@ -10,6 +11,7 @@ mod connection;
 mod open_connections;
 mod request_socket;
 mod response;
+mod response_socket;
 
 use std::sync::Arc;
 

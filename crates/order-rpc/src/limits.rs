@@ -27,5 +27,5 @@ pub(crate) use self::{
     limiter::{AdmittedHead, Limiter, RequestInFlight, run_blocking},
     quotas::Requester,
     settings::Limits,
-    slow_bodies::Progress,
+    slow_bodies::{Progress, SlowBodyPlace},
 };

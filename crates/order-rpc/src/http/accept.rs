@@ -18,6 +18,7 @@ use super::{
     open_connections::ConnectionSlot,
     request_socket::{HeadTimeouts, RequestSocket, ServedRequests},
     response,
+    response_socket::{Reader, ResponseSocket},
 };
 use crate::{metrics::GaugeGuard, reply::Reason};
 
@@ -102,6 +103,8 @@ impl HttpServer {
         let mut socket = TimeoutStream::new(socket);
         // A client that reads no responses must not keep its connection and their memory.
         socket.set_write_timeout(Some(limiter.limits.send_timeout));
+        let reader = Reader::new(Arc::clone(&caller));
+        let socket = ResponseSocket::new(socket, reader.clone(), Arc::clone(limiter));
         let served = ServedRequests::default();
         let timeouts =
             HeadTimeouts { idle: limiter.limits.idle_timeout, head: limiter.limits.header_timeout };
@@ -114,6 +117,7 @@ impl HttpServer {
             server: Arc::clone(self),
             caller,
             is_proxy,
+            reader,
             slot: Arc::clone(&slot),
             served,
         };

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use super::{
     HttpServer, body, open_connections::ConnectionSlot, request_socket::ServedRequests, response,
+    response_socket::Reader,
 };
 use crate::{
     config::{SignatureMode, body_work},
@@ -34,6 +35,7 @@ pub(super) struct Connection {
     pub(super) caller: Arc<Caller>,
     /// Whether it comes from a trusted proxy, which names the caller of each request.
     pub(super) is_proxy: bool,
+    pub(super) reader: Reader,
     pub(super) slot: Arc<ConnectionSlot>,
     pub(super) served: ServedRequests,
 }
@@ -151,6 +153,9 @@ impl Connection {
                 return Err(error);
             }
         };
+        if self.is_proxy {
+            self.reader.set(&caller);
+        }
         let dispatcher = &self.server.dispatcher;
         let (body, held) = body::read(body, self.limiter(), &caller).await?;
         let mut request = self.limiter().admit_request(&caller, admitted)?;

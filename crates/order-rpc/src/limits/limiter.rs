@@ -34,6 +34,8 @@ pub(crate) struct Limiter {
     pub(crate) quotas: Quotas,
     pub(crate) connections: Arc<Budget>,
     pub(crate) slow_bodies: SlowBodies,
+    /// Responses that are read slowly, in as many places.
+    pub(crate) slow_responses: SlowBodies,
     pub(crate) buffered: BufferedBytes,
     /// The requests in progress; closed at the shutdown.
     pub(crate) active: TaskTracker,
@@ -86,6 +88,7 @@ impl Limiter {
             quotas: Quotas::new(&limits),
             connections: Budget::new(limits.config.max_connections),
             slow_bodies: SlowBodies::new(&limits),
+            slow_responses: SlowBodies::new(&limits),
             buffered: BufferedBytes::new(&limits),
             unsigned: budget_without_part(&limits, &gate, SIGNED_PART),
             strangers: budget_without_part(&limits, &gate, TRUSTED_PART),

@@ -26,10 +26,11 @@ pub(crate) struct Limits {
     pub(crate) idle_timeout: Duration,
     /// Time for the whole body of a request: 8 MB at 1.3 MB/s.
     pub(crate) body_timeout: Duration,
-    /// A body that is not complete after this time counts as slow.
+    /// A body that is not complete after this time counts as slow, and so does a response that has
+    /// waited for its reader this long.
     pub(crate) slow_body_after: Duration,
     /// As many as the requests in flight that one core allows. Half of the places are for callers
-    /// where a known signer has signed.
+    /// where a known signer has signed. Slow responses have as many.
     pub(crate) max_slow_bodies: usize,
     /// A quarter of a half, so that a few slow hosts do not evict all slow bodies of others.
     pub(crate) max_slow_bodies_per_caller: usize,

@@ -1,18 +1,22 @@
-//! Decides how many bodies may arrive slowly, and which of them is evicted.
+//! Decides how many bodies may arrive slowly, and which of them is evicted. The same rule decides
+//! on responses that are read slowly.
 //!
 //! # Locks
-//! `Half::bodies`: taken when a body becomes slow and when it ends, for one pass over at most 65
-//! entries; never across an await or with another lock.
+//! `Half::bodies`: taken when a body becomes slow and when it ends, to compare at most 33 entries
+//! with each other; never across an await or with another lock.
 
 use std::{
     cmp::Reverse,
+    future::poll_fn,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    task::{Context, Poll},
     time::Instant,
 };
 
+use futures::FutureExt;
 use tokio::sync::oneshot;
 
 use super::{
@@ -97,8 +101,13 @@ impl SlowBodyPlace {
     /// # Cancel safety
     /// No eviction is lost.
     pub(crate) async fn evicted(&mut self) -> Reason {
+        poll_fn(|context| self.poll_evicted(context)).await
+    }
+
+    /// The same, and wakes the task then.
+    pub(crate) fn poll_evicted(&mut self, context: &mut Context<'_>) -> Poll<Reason> {
         // The sender is dropped only with this place, so it has always sent before.
-        (&mut self.evicted).await.unwrap_or(Reason::SlowBodies)
+        self.evicted.poll_unpin(context).map(|reason| reason.unwrap_or(Reason::SlowBodies))
     }
 }
 

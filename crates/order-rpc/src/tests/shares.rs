@@ -322,6 +322,39 @@ async fn a_client_that_reads_no_responses_is_disconnected() {
     server.client(OTHER).send(transaction()).await.result();
 }
 
+/// Each byte that was read restarted the timeout, so four addresses that read a few bytes a second
+/// kept all buffered bytes for ever.
+#[tokio::test]
+async fn one_caller_keeps_only_a_few_unread_responses() {
+    const DEAF: usize = 12;
+    let (config, gate) = (OrderRpcConfig { caller_quota: None, ..config() }, gate_config(4_096));
+    let server = Setup { config, gate, ..Setup::default() }.limited(|limits| {
+        // These clients read enough not to be disconnected by it.
+        limits.send_timeout = 2 * PATIENCE;
+        limits.max_requests_per_caller = 4_096;
+    });
+    // The error names the method.
+    let call = request(&"\u{1}".repeat(200), json!([]));
+    let body = format!("[{}]", vec![call; 100].join(","));
+    let head = server.client(OTHER).head("POST", "/", body.len());
+    let text = head.replace("connection: close\r\n", "") + &body;
+    let deaf = (0..DEAF).map(|_| {
+        let (client, text) = (server.client(OTHER), text.clone());
+        tokio::spawn(async move {
+            let mut socket = client.connect().await;
+            // It blocks when the responses fill the socket, and fails when the server closes it.
+            while socket.write_all(text.as_bytes()).await.is_ok() {}
+        })
+    });
+    let deaf: Vec<_> = deaf.collect();
+    let closed = || deaf.iter().filter(|deaf| deaf.is_finished()).count();
+    let kept = Limits::new(OrderRpcConfig::new(CHAIN)).max_slow_bodies_per_caller;
+    wait_until("the others are disconnected", || closed() == DEAF - kept).await;
+    let connections = || server.counted.sum("order_rpc_connections", "");
+    wait_until("their connections are closed", || connections() == kept as u64).await;
+    deaf.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 #[tokio::test]
 async fn slow_callers_displace_no_others_and_end_at_the_body_timeout() {
     let server = limited(|limits| {
