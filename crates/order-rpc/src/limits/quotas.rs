@@ -82,10 +82,12 @@ impl Quotas {
         if caller.is_front {
             return Ok(());
         }
-        if let Some(site) = caller.site() {
-            self.sites.take(site, work, Reason::CallerQuota)?;
+        // In this order, because what a caller cannot pay for must not spend its site's quota.
+        self.callers.take(caller, work, Reason::CallerQuota)?;
+        match caller.site() {
+            Some(site) => self.sites.take(site, work, Reason::CallerQuota),
+            None => Ok(()),
         }
-        self.callers.take(caller, work, Reason::CallerQuota)
     }
 
     /// Charges work to the quota of a caller, and of the signer if the signature was verified.
@@ -114,13 +116,15 @@ impl Quotas {
     }
 
     /// Charges a caller for a request that its claimed signer did not sign, because the claim may
-    /// have had it served before others. A caller with less quota goes into debt.
+    /// have had it served before others. A caller with less quota goes into debt, and then its site
+    /// is not charged.
     pub(crate) fn charge_forgery(&self, caller: CallerId) {
         if caller.is_front {
             return;
         }
-        self.callers.debit(caller, WORK_PER_FORGERY);
-        if let Some(site) = caller.site() {
+        if self.callers.take(caller, WORK_PER_FORGERY, Reason::CallerQuota).is_err() {
+            self.callers.debit(caller, WORK_PER_FORGERY);
+        } else if let Some(site) = caller.site() {
             self.sites.debit(site, WORK_PER_FORGERY);
         }
     }
@@ -189,5 +193,30 @@ mod tests {
         assert!(quotas.check_caller(caller(255), 200).is_err());
         let neighbour = CallerId::from(IpAddr::from(Ipv6Addr::from_bits(1 << 80)));
         assert!(quotas.charge_caller(neighbour, 200).is_ok());
+    }
+
+    /// Requests that its own quota refused, and forgeries, spent the quota of the whole site.
+    #[test]
+    fn a_caller_without_quota_spends_nothing_of_its_site() {
+        let caller_quota = Some(Quota { per_second: 1, burst: 200 });
+        let limits = Limits::new(OrderRpcConfig { caller_quota, ..OrderRpcConfig::new(1) });
+        let caller = |number: u16| {
+            let address = Ipv6Addr::new(0x2001, 0xdb8, 0, number << 8, 0, 0, 0, 1);
+            CallerId::from(IpAddr::from(address))
+        };
+        for forges in [false, true] {
+            let quotas = Quotas::new(&limits);
+            quotas.charge_caller(caller(0), 200).unwrap();
+            for _ in 0..10 {
+                if forges {
+                    quotas.charge_forgery(caller(0));
+                } else {
+                    assert!(quotas.charge_caller(caller(0), 200).is_err());
+                }
+            }
+            let neighbours = (1..SHARES_PER_SITE as u16).map(caller);
+            let refused = neighbours.filter(|id| quotas.charge_caller(*id, 200).is_err()).count();
+            assert_eq!(refused, 0, "neighbours, with forgeries: {forges}");
+        }
     }
 }
