@@ -108,7 +108,7 @@ impl Methods {
     pub(crate) fn new(host: Host, limiter: Arc<Limiter>) -> Self {
         let max_admissions = limiter.limits.max_admissions;
         Self {
-            prover: Prover::new(Arc::clone(&host.is_known_signer), Arc::clone(&limiter)),
+            prover: Prover::new(Arc::clone(&limiter)),
             host,
             limiter,
             admissions: Semaphore::new(max_admissions),

@@ -38,6 +38,9 @@ const SUBSCRIBER_PREFIX_BITS: u32 = 56;
 const SITE_PREFIX_BITS: u32 = 48;
 /// The shares that all callers of one site have together, in shares of one caller.
 pub(super) const SHARES_PER_SITE: usize = 4;
+/// The callers that all signers behind a front whom the host does not know count as, where they
+/// wait with those of others; as many as in the pool.
+const SHARES_PER_FRONT: usize = 8;
 
 /// Identifies a caller: an IPv4 address, or the /56 of an IPv6 address, which is one subscriber's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +107,8 @@ pub(crate) struct Caller {
     pub(crate) requests: CallerBudget,
     /// Bytes of bodies and of responses.
     pub(crate) bytes: CallerBudget,
-    /// One order of the caller at a time has its blob proofs verified; the others wait here.
+    /// One order of the caller at a time has its blob proofs verified, of a front
+    /// [`SHARES_PER_FRONT`]; the others wait here.
     pub(crate) proofs: Semaphore,
     /// The caller's orders on which the host is asked to decide; further ones wait here.
     pub(crate) admissions: Semaphore,
@@ -242,7 +246,7 @@ impl Callers {
             connections,
             requests,
             bytes,
-            proofs: Semaphore::new(1),
+            proofs: Semaphore::new(if id.is_front { SHARES_PER_FRONT } else { 1 }),
             admissions: Semaphore::new(limits.max_admissions_per_caller),
             site,
             is_remembered: AtomicBool::new(false),

@@ -2,10 +2,10 @@
 //!
 //! One blob is verified at a time, under a work permit that is acquired behind all other callers,
 //! so that nobody else waits longer than one blob. The blobs of one caller's orders come one after
-//! the other, and between two of them one blob of each other caller that waits. Orders of known
-//! signers and of fronts have a queue of their own, and the priority that they have elsewhere. A
-//! verified blob is recognized by its digest, because the same blobs come again with a higher fee
-//! and for the next block.
+//! the other, and between two of them one blob of each other caller that waits; a front's unknown
+//! signers count as several callers. Orders of known signers have a queue of their own, and the
+//! priority that they have elsewhere. A verified blob is recognized by its digest, because the same
+//! blobs come again with a higher fee and for the next block.
 //!
 //! # Locks
 //! `Prover::verified`: taken by an order with blobs, for one look-up or to add one digest; every
@@ -20,9 +20,9 @@ use std::{
 };
 
 use alloy_consensus::Transaction as _;
-use alloy_primitives::{Address, B256};
+use alloy_primitives::B256;
 use load_control::Priority;
-use order_pool::{Order, Transaction};
+use order_pool::{Holder, Order, Transaction};
 use tokio::{
     sync::{OnceCell, Semaphore, SemaphorePermit, oneshot},
     time::timeout,
@@ -57,11 +57,10 @@ type CallerTurn<'a> = (SemaphorePermit<'a>, Option<SemaphorePermit<'a>>);
 /// Verifies the proofs of blobs, and remembers which were verified.
 pub(crate) struct Prover {
     limiter: Arc<Limiter>,
-    is_known_signer: Arc<dyn Fn(Address) -> bool + Send + Sync>,
     /// One blob of strangers at a time: their proofs wait for permits behind all other callers, so
     /// several blobs would only wait for each other.
     turn: Semaphore,
-    /// One blob of known signers and fronts at a time.
+    /// One blob of known signers at a time.
     known_turn: Semaphore,
     is_set_up: OnceCell<()>,
     verified: Mutex<VerifiedBlobs>,
@@ -94,13 +93,9 @@ impl VerifiedBlobs {
 }
 
 impl Prover {
-    pub(crate) fn new(
-        is_known_signer: Arc<dyn Fn(Address) -> bool + Send + Sync>,
-        limiter: Arc<Limiter>,
-    ) -> Self {
+    pub(crate) fn new(limiter: Arc<Limiter>) -> Self {
         Self {
             limiter,
-            is_known_signer,
             turn: Semaphore::new(1),
             known_turn: Semaphore::new(1),
             is_set_up: OnceCell::new(),
@@ -162,8 +157,8 @@ impl Prover {
             return Ok(());
         }
         let caller = self.limiter.callers.get(requester.caller);
-        let is_known = requester.caller.is_front
-            || requester.signer.is_some_and(|signer| (self.is_known_signer)(signer));
+        // As for the host's decision: of what a front forwards, only orders of known signers.
+        let is_known = matches!(order.holder(), Holder::Host | Holder::Signer(_));
         // Held until all blobs of the order are verified, so that each caller has one order at a
         // time in the queue of all callers.
         let _caller_turn = if is_known { None } else { Some(self.caller_turn(&caller).await?) };
@@ -247,8 +242,9 @@ fn check_blob(order: &Order, field: &'static str, blob: UnprovenBlob) -> Result<
 mod tests {
     use std::{net::IpAddr, time::SystemTime};
 
+    use alloy_primitives::Address;
     use futures::future::join_all;
-    use order_pool::{Holder, OrderPool, PoolConfig};
+    use order_pool::{OrderPool, PoolConfig};
     use serde_json::json;
 
     use super::{
@@ -283,7 +279,25 @@ mod tests {
         let params = json!([{ "txs": [tx] }]).to_string();
         let mut ignored = IgnoredFields::new(false);
         let prepared = methods.prepare(Method::SendBundle, params.as_bytes(), &mut ignored, true);
-        let holder = |_| Holder::Signer(signer);
+        let holder = |_| match methods.is_known_signer(signer) {
+            true => Holder::Signer(signer),
+            false => Holder::caller(caller.address),
+        };
+        (requester, prepared.unwrap().verify(requester, holder, &methods.prover).unwrap())
+    }
+
+    /// The same, forwarded by a front for this signer.
+    fn forwarded_bundle(methods: &Methods, signer: Address, tx: &str) -> (Requester, Verified) {
+        let front = IpAddr::from([127, 0, 0, 8]);
+        let caller = CallerId { address: front, is_front: true };
+        let requester = Requester { caller, signer: None, arrived_at: SystemTime::now() };
+        let params = json!([{ "txs": [tx], "signingAddress": signer }]).to_string();
+        let mut ignored = IgnoredFields::new(false);
+        let prepared = methods.prepare(Method::SendBundle, params.as_bytes(), &mut ignored, true);
+        let holder = |signer: Option<Address>| match signer {
+            Some(signer) if methods.is_known_signer(signer) => Holder::Signer(signer),
+            signer => Holder::Forwarded { front, signer },
+        };
         (requester, prepared.unwrap().verify(requester, holder, &methods.prover).unwrap())
     }
 
@@ -312,6 +326,20 @@ mod tests {
         // The stranger's blob must not be recognized as verified.
         *methods.prover.lock() = VerifiedBlobs::default();
         assert_eq!(prove(&methods, (1, stranger), &right).await, Err(Reason::NoPermit));
+    }
+
+    /// Whatever a front forwarded had its blobs verified in the queue of known signers.
+    #[tokio::test(start_paused = true)]
+    async fn unknown_signers_behind_a_front_are_not_in_the_queue_of_known_ones() {
+        let [known, stranger] = [1, 2].map(Address::repeat_byte);
+        let methods = methods(known);
+        methods.prover.load_setup().await.unwrap();
+        let (right, _) = with_blobs(1);
+        let _turn = methods.prover.turn.acquire().await.unwrap();
+        let forwarded = forwarded_bundle(&methods, stranger, &right);
+        assert_eq!(prove_bundle(&methods, forwarded).await, Err(Reason::NoPermit));
+        let forwarded = forwarded_bundle(&methods, known, &right);
+        assert_eq!(prove_bundle(&methods, forwarded).await, Ok(()));
     }
 
     #[tokio::test(start_paused = true)]
