@@ -34,7 +34,7 @@ labels! {
         UnsignedRequests = "unsigned_requests",
         /// The limit of requests in flight of the caller's address is reached.
         CallerRequests = "caller_requests",
-        /// The queue of deferred requests is full.
+        /// The queue of deferred requests is full, and other callers had no more places in it.
         DeferredFull = "deferred_full",
         /// The RPC server shuts down.
         ShuttingDown = "shutting_down",

@@ -167,7 +167,8 @@ impl Dispatcher {
                 self.run_on_worker(request, Method::is_urgent).await?;
             }
             request.permit = None;
-            match self.deferral.acquire(in_flight.weight()).await {
+            let caller = request.requester.caller;
+            match self.deferral.acquire(caller, in_flight.weight()).await {
                 Ok(permit) => {
                     request.permit = Some(permit);
                     request.was_deferred = true;

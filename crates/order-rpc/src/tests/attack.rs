@@ -90,6 +90,35 @@ async fn deferred_transactions_leave_half_of_the_gate_to_urgent_calls() {
     assert_eq!(server.send(&batch).await.reasons(), [None, None]);
 }
 
+/// Two addresses took the whole queue, because a caller had no share of it.
+#[tokio::test]
+async fn a_caller_that_fills_the_deferral_queue_leaves_places_to_others() {
+    let (server, queue) = start_pressed(64, |_| {});
+    let waits = || server.rpc.deferral_stats().waiting;
+    let mut first = Vec::new();
+    for count in 1..=32 {
+        first.push(tokio::spawn(server.client(ONE).send(transaction())));
+        wait_until("one more is deferred", || waits() == count).await;
+    }
+    let full = refused(503, "deferred_full");
+    assert_eq!(server.send(transaction()).await.error(), full, "nobody has more than this caller");
+    let other = tokio::spawn(server.client(OTHER).send(transaction()));
+    let is_decided = || other.is_finished() || first.iter().any(|sent| sent.is_finished());
+    wait_until("a place is given up", is_decided).await;
+    assert!(!other.is_finished(), "the other caller is deferred");
+    let newest = first.pop().unwrap().await.unwrap();
+    assert_eq!(newest.error(), full, "the newest of the caller with the most");
+    assert_eq!((waits(), server.counted.reason("deferred_full")), (32, 2));
+    // A batch displaces nothing if it would have more than those that remain.
+    let batch = batch(&[0; 16].map(|_| ("eth_sendRawTransaction", json!(raw(0)))));
+    assert_eq!(server.client(OTHER).send(batch).await.reasons(), [Some("deferred_full"); 16]);
+    assert_eq!(waits(), 32);
+    queue.removed(1);
+    for answer in join_all(first.into_iter().chain([other])).await {
+        answer.unwrap().result();
+    }
+}
+
 #[tokio::test]
 async fn a_deferred_transaction_runs_at_its_maximum_age_whatever_the_load() {
     let soon = |limits: &mut Limits| limits.max_deferral = Duration::from_millis(50);
