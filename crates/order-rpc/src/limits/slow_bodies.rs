@@ -29,6 +29,10 @@ use crate::reply::Reason;
 /// take, less than 60 kB of it would arrive.
 const STALLED_BELOW: u128 = 10_000;
 
+/// The bytes by which a body counts as ahead of what has arrived, when two are compared: those of
+/// 300 ms at the rate above, because the first come a round trip after the head.
+const HEAD_START_BYTES: u128 = 3_000;
+
 /// Counts the bytes of a body that have arrived since its head was read.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -52,8 +56,13 @@ impl Progress {
 
     /// Returns the bytes per second. The rate of a body that stalls after a burst falls with time.
     fn rate(&self, now: Instant) -> u128 {
+        self.rate_with(0, now)
+    }
+
+    /// Returns the rate as if this many bytes more had arrived.
+    fn rate_with(&self, more_bytes: u128, now: Instant) -> u128 {
         let micros = now.saturating_duration_since(self.started_at).as_micros().max(1);
-        self.bytes.load(Relaxed) as u128 * 1_000_000 / micros
+        (self.bytes.load(Relaxed) as u128 + more_bytes) * 1_000_000 / micros
     }
 }
 
@@ -63,10 +72,10 @@ impl Progress {
 /// a half is full, the body with the lowest rate is evicted, among those of the network with the
 /// most slow bodies; that may be the one that has just become slow.
 ///
-/// If a network has more than half as many *stalled* bodies as that, it loses one of them instead.
-/// So several uploads from one address do not give way to bodies that strangers hold open from many
-/// addresses, and a single upload that has just begun does not give way to strangers whose bodies
-/// are a little faster than stalled.
+/// If a network has more than half as many *stalled* bodies as that, and any has several, it loses
+/// one of them instead. So several uploads from one address do not give way to bodies that
+/// strangers hold open from many addresses. A single upload that has just begun does not give way
+/// to older bodies that are a little faster than stalled.
 #[derive(Debug)]
 pub(crate) struct SlowBodies {
     strangers: Arc<Half>,
@@ -177,7 +186,8 @@ impl Half {
             let stalled: Vec<_> = all().filter(|(_, body)| body.progress.is_stalled(now)).collect();
             let (most, of_largest) = of_largest_network(all().collect());
             let (most_stalled, of_most_stalled) = of_largest_network(stalled);
-            let is_held_open = 2 * most_stalled > most;
+            // If each network has one, the slowest is found without this rule.
+            let is_held_open = most > 1 && 2 * most_stalled > most;
             let candidates = if is_held_open { of_most_stalled } else { of_largest };
             (Reason::SlowBodies, slowest(candidates.into_iter(), now))
         } else {
@@ -206,14 +216,16 @@ fn of_largest_network(bodies: Vec<(usize, &SlowBody)>) -> (usize, Vec<(usize, &S
     (most, bodies.iter().copied().filter(|body| per_share(body) == most).collect())
 }
 
-/// Returns the index of the body with the lowest rate among these, each with its index; of equal
-/// ones the youngest.
+/// Returns the index of the body with the lowest rate among these, each with its index and a head
+/// start; of equal ones the youngest.
 fn slowest<'a>(
     candidates: impl Iterator<Item = (usize, &'a SlowBody)>,
     now: Instant,
 ) -> Option<usize> {
-    let slowest = candidates
-        .min_by_key(|(_, body)| (body.progress.rate(now), Reverse(body.progress.started_at)));
+    let slowest = candidates.min_by_key(|(_, body)| {
+        let rate = body.progress.rate_with(HEAD_START_BYTES, now);
+        (rate, Reverse(body.progress.started_at))
+    });
     slowest.map(|(index, _)| index)
 }
 
@@ -298,6 +310,33 @@ mod tests {
             .collect();
         let _first = enter("10.1.0.1", 0).expect("its body comes a round trip after the head");
         assert!(enter("10.1.0.1", 0).is_ok());
+    }
+
+    /// It did not give way to many bodies of each address, but to one of each.
+    #[test]
+    fn an_upload_that_has_just_begun_does_not_give_way_to_one_slow_body_of_each_of_many() {
+        let limits = Limits::new(OrderRpcConfig::new(1));
+        let (bodies, start) = (SlowBodies::new(&limits), Instant::now());
+        let now = start + Duration::from_secs(1);
+        let mut held: Vec<_> = (0..32)
+            .map(|number| {
+                let progress = Progress::new(start);
+                // Each is a little faster than stalled.
+                progress.add(11_000 + number);
+                let address = format!("10.0.0.{number}");
+                bodies.enter(caller(&address), false, &Arc::new(progress), now).unwrap()
+            })
+            .collect();
+        let mut begun = Vec::new();
+        for address in ["10.1.0.1", "10.1.0.2"] {
+            let progress = progress_after_100_ms(500, now);
+            begun.push(bodies.enter(caller(address), false, &progress, now).expect("it is new"));
+        }
+        let mut is_evicted = |index: usize| held[index].evicted.try_recv().is_ok();
+        assert!(is_evicted(0) && is_evicted(1) && !is_evicted(2));
+        // One that stalls does give way.
+        let stalled = progress_after_100_ms(500, now - Duration::from_millis(900));
+        assert!(bodies.enter(caller("10.1.0.3"), false, &stalled, now).is_err());
     }
 
     #[test]
