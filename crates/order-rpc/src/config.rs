@@ -173,8 +173,8 @@ pub struct OrderRpcConfig {
     /// Signers that are known from the start, in addition to those of
     /// [`Host::with_known_signers`](crate::Host::with_known_signers). They are served first, and
     /// half of the pool's caps is reserved for them. So is a sixteenth of the requests in flight
-    /// and of the buffered bytes, at each address from which one of them has signed a request since
-    /// the start. Default: none.
+    /// and of the buffered bytes, at each address that since the start was the first to send a
+    /// request that one of them has signed. Default: none.
     pub known_signers: Vec<Address>,
 }
 

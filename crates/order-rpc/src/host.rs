@@ -77,8 +77,9 @@ impl Host {
     ///
     /// The function is called for each request with a signature before the signature is verified: a
     /// caller that claims to be a known signer gets its work permit as early, within the shares of
-    /// its address, and then an error response. It is called on a thread that serves connections,
-    /// so it must not block.
+    /// its address, and then an error response. A copy of a request that another caller was the
+    /// first to send is served with those of strangers. The function is called on a thread that
+    /// serves connections, so it must not block.
     #[must_use]
     pub fn with_known_signers(
         mut self,

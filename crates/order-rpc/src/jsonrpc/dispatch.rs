@@ -101,8 +101,9 @@ impl Dispatcher {
         // If nothing could run, the permit was not used, and must not be held while the response
         // is written.
         request.permit = None;
-        in_flight.is_known =
-            request.requester.signer.is_some_and(|signer| self.methods.is_known_signer(signer));
+        let is_verified = request.requester.signer.is_some();
+        in_flight.is_known = is_verified
+            && claim.is_some_and(|claim| self.is_known(claim, in_flight.requester.caller));
         Ok(match ran {
             Ok(()) => self.reply(request),
             Err(error) => {
@@ -244,7 +245,12 @@ impl Dispatcher {
         // Verified before it is charged, so that a forged claim spends nobody's quota but the
         // caller's, and is detected even if that quota is spent.
         match claim.verify(body) {
-            Ok(signer) => requester.signer = Some(signer),
+            Ok(signer) => {
+                requester.signer = Some(signer);
+                if self.methods.is_known_signer(signer) {
+                    self.limiter.first_senders.add(claim.signature, requester.caller);
+                }
+            }
             Err(error) => {
                 self.limiter.quotas.charge_forgery(requester.caller);
                 return Err(error);
@@ -414,11 +420,18 @@ impl Dispatcher {
         match claim {
             None if caller.is_front => Priority::Known,
             None => Priority::Unsigned,
-            Some(claim) if self.methods.is_known_signer(claim.signer) => Priority::Known,
+            Some(claim) if self.is_known(claim, caller) => Priority::Known,
             // Anyone can sign, and 8 MB take tens of milliseconds to parse.
             Some(_) if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
             Some(_) => Priority::Signed,
         }
+    }
+
+    /// Whether a request claims a signer that the host knows, and is no copy of one that another
+    /// caller sent.
+    fn is_known(&self, claim: SignatureClaim, caller: CallerId) -> bool {
+        self.methods.is_known_signer(claim.signer)
+            && !self.limiter.is_copy(&claim.signature, caller)
     }
 
     fn reply(&self, request: Request) -> Reply {

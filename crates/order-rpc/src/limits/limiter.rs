@@ -5,13 +5,15 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use alloy_primitives::Signature;
 use load_control::{Budget, Gate, Share, WorkError};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use super::{
     budget::CallerShare,
     buffered_bytes::{BufferedBytes, HeldBytes, TRUSTED_PART},
-    callers::{Caller, Callers},
+    callers::{Caller, CallerId, Callers},
+    first_senders::FirstSenders,
     quotas::{Quotas, Requester},
     settings::Limits,
     slow_bodies::SlowBodies,
@@ -31,6 +33,7 @@ pub(crate) struct Limiter {
     pub(crate) limits: Limits,
     pub(crate) gate: Gate,
     pub(crate) callers: Callers,
+    pub(crate) first_senders: FirstSenders,
     pub(crate) quotas: Quotas,
     pub(crate) connections: Arc<Budget>,
     pub(crate) slow_bodies: SlowBodies,
@@ -60,7 +63,7 @@ pub(crate) struct RequestInFlight {
     _active: TaskTrackerToken,
     places: Places,
     pub(crate) requester: Requester,
-    /// Whether a signer that the host knows has signed the request.
+    /// Whether a signer that the host knows has signed the request, and it is no copy.
     pub(crate) is_known: bool,
 }
 
@@ -85,6 +88,7 @@ impl Limiter {
         Self {
             active: TaskTracker::new(),
             callers: Callers::new(limits.clone()),
+            first_senders: FirstSenders::default(),
             quotas: Quotas::new(&limits),
             connections: Budget::new(limits.config.max_connections),
             slow_bodies: SlowBodies::new(&limits),
@@ -95,6 +99,13 @@ impl Limiter {
             limits,
             gate,
         }
+    }
+
+    /// Whether the request with this signature is a copy: another caller was the first to send it,
+    /// and this one has sent no request that a known signer has signed and that is not a copy.
+    pub(crate) fn is_copy(&self, signature: &Signature, caller: CallerId) -> bool {
+        self.first_senders.is_another(signature, caller)
+            && !self.callers.is_trusted(&self.callers.get(caller))
     }
 
     /// Creates an error response with a retry-after time, for a reason that is not the gate's.

@@ -16,7 +16,7 @@ pub(crate) const HEADERS: [&str; 2] = ["x-flashbots-signature", "x-buildernet-si
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SignatureClaim {
     pub(crate) signer: Address,
-    signature: Signature,
+    pub(crate) signature: Signature,
 }
 
 /// Returns the error response for a request whose signature header is refused: "is {problem}".

@@ -581,3 +581,46 @@ async fn forged_signatures_spend_the_callers_quota_whatever_the_calls_are() {
         server.signed(&victim).send(cancellation()).await.result();
     }
 }
+
+/// One copy of a known signer's request, which every other builder has, made any address a signed
+/// caller. Each copy was served before everybody else's requests.
+#[tokio::test]
+async fn a_copy_of_a_known_signers_request_gains_its_sender_nothing() {
+    let known = PrivateKeySigner::random();
+    let config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
+    let gate = gate_config(16);
+    let server = Setup { config, gate, ..Setup::default() }.limited(|_| {});
+    let bundle = request("eth_sendBundle", json!([{ "txs": [raw(0)], "blockNumber": 5 }]));
+    server.signed(&known).send(&bundle).await.result();
+    let accepted = || server.counted.sum("order_rpc_accepted_total", "eth_sendBundle");
+    assert_eq!(accepted(), 1);
+
+    let held = server.hold_permits();
+    let mut signed = Box::pin(server.gate.acquire_external(Priority::Signed, Instant::now()));
+    assert!((&mut signed).now_or_never().is_none());
+    let waiting = server.gate.stats().work_waited;
+    let copy = tokio::spawn(server.client(OTHER).signed(&known).send(bundle.clone()));
+    wait_until("the copy waits", || server.gate.stats().work_waited > waiting).await;
+    drop(held);
+    let permit = signed.await.unwrap();
+    assert_eq!(accepted(), 1, "the copy was served first");
+    drop(permit);
+    copy.await.unwrap().result();
+    server.wait_until_nothing_is_held().await;
+
+    // Only the signer's own address has the reserved place.
+    let permits = server.hold_permits();
+    let header = signature(&known, b"");
+    let mut strangers = Vec::new();
+    for number in 0..15 {
+        let client = server.client([127, 0, 1, number]).with(SIGNATURE, &header);
+        strangers.push(send_whole(&client).await);
+    }
+    wait_until("they are in flight", || server.gate.stats().requests_in_flight == 15).await;
+    let beyond = server.client(OTHER).signed(&known).send(&bundle).await;
+    assert_eq!(beyond.error(), refused(503, "too_many_requests"));
+    let own = tokio::spawn(server.signed(&known).send(bundle));
+    wait_until("it is in flight", || server.gate.stats().requests_in_flight == 16).await;
+    drop(permits);
+    own.await.unwrap().result();
+}
