@@ -9,9 +9,9 @@
 //! work that it causes, because requests of known signers are served first.
 //!
 //! In reading order, where each module uses only earlier ones: `settings` (the limits), `budget`
-//! and `callers` (who a caller is and what it holds), `first_senders` (whose requests are copies),
-//! `token_buckets` and `quotas` (work), `slow_bodies`, `buffered_bytes`, and `limiter`, which admits
-//! requests by all of them.
+//! and `callers` (who a caller is and what it holds), `first_senders` (which requests are copies),
+//! `token_buckets` and `quotas` (work), `slow_bodies`, `buffered_bytes`, and `limiter`, which
+//! admits requests by all of them.
 
 mod budget;
 mod buffered_bytes;
