@@ -160,6 +160,20 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let took = longest(|| _ = pool.insert_bundle(large));
     row(format!("a bundle of 4 MB that evicts {} of 100", pool.stats().evicted), took);
 
+    // The callers' half is full of bundles for an earlier block, each of another signer. Each of the
+    // largest callers also has one for a later block that stays, because a small caller has it too.
+    let (all, callers) = (part(10_000), 16);
+    let (pool, _) = self::pool();
+    let insert = |n, block, holder| pool.insert_bundle(bundle(n, block, txs(n, 1), caller(holder)));
+    (0..callers).for_each(|n| {
+        insert(n, 60, n);
+        insert(n, 60, 100 + n);
+    });
+    (callers..all).for_each(|n| _ = insert(n, 31, n % callers));
+    let took = longest(|| _ = insert(all, 32, callers));
+    assert_eq!(pool.stats().rejected, u64::from(!is_quick));
+    row(format!("a bundle that is refused beside {all} of as many signers"), took);
+
     // The host may have one half.
     let all = part(DEFAULT_MAX_EXTERNAL_TXS / 2);
     let (pool, _) = self::pool();

@@ -7,7 +7,7 @@ use alloy_primitives::Address;
 
 use super::{
     limits::ShareCaps,
-    usage::{Measure, Size, Usage},
+    usage::{HolderUsage, Measure, Size, Usage},
 };
 use crate::{error::RejectReason, holder::Holder};
 
@@ -29,12 +29,14 @@ const MAX_HOLDERS: usize = 16;
 /// Each costs a microsecond.
 const MAX_ENDED_CLAIMS: usize = 2_048;
 
-/// The most orders with several holders that are inspected for one claim. Each costs up to
+/// The most orders with several holders that are inspected for one claim and stay. Each costs up to
 /// [`MAX_HOLDERS`] look-ups.
-const MAX_SHARED_ORDERS: usize = 512;
+const MAX_SHARED_ORDERS: usize = 256;
 
-/// The most orders that are inspected for one claim, at less than a microsecond each.
-const MAX_INSPECTED_ORDERS: usize = 4_096;
+/// The most orders and signers that are inspected for one claim, at less than a microsecond each.
+/// They are more than one caller may have. A refused order changes nothing, so its sender may send
+/// it again at once.
+const MAX_INSPECTED: usize = 1_024;
 
 /// The most holders whose orders are inspected for one claim, beginning with the largest.
 const MAX_LARGEST_HOLDERS: usize = 16;
@@ -258,9 +260,12 @@ struct EvictionPlan<'a> {
     chosen: BTreeSet<(u64, Holder)>,
     /// How many more orders may be chosen.
     orders_left: usize,
-    /// How many more orders, and how many more with several holders, may be inspected.
+    /// How many more orders and signers may be inspected.
     inspections_left: usize,
+    /// How many more orders with several holders may be inspected and stay.
     shared_left: usize,
+    #[cfg(test)]
+    inspected: usize,
 }
 
 impl<'a> EvictionPlan<'a> {
@@ -279,8 +284,10 @@ impl<'a> EvictionPlan<'a> {
             victims: Vec::new(),
             chosen: BTreeSet::new(),
             orders_left: new.max_evicted,
-            inspections_left: MAX_INSPECTED_ORDERS,
+            inspections_left: MAX_INSPECTED,
             shared_left: MAX_SHARED_ORDERS,
+            #[cfg(test)]
+            inspected: 0,
         };
         for size in [&mut plan.own_signer, &mut plan.own, &mut plan.network] {
             size.add(bytes);
@@ -358,10 +365,23 @@ impl<'a> EvictionPlan<'a> {
         bytes.saturating_mul(self.orders_left) < size.bytes.saturating_sub(caps.bytes)
     }
 
+    /// Counts an inspection. Returns whether it is one of the first [`MAX_INSPECTED`].
+    const fn inspect(&mut self) -> bool {
+        if self.inspections_left == 0 {
+            return false;
+        }
+        self.inspections_left -= 1;
+        true
+    }
+
     /// Chooses claims of a holder until there is enough room. Returns whether there is.
     fn evict(&mut self, holder: Holder, measure: Measure, scope: Scope) -> bool {
         let half = self.half;
-        let Some(held) = half.usage.holders.get(&holder) else { return !self.is_over(scope) };
+        let held = half.usage.holders.get(&holder);
+        let has_any = |held: &&HolderUsage<_, EvictionKey>| {
+            held.items.last().is_some_and(|last| last.0 >= self.new.lowest_rank)
+        };
+        let Some(held) = held.filter(has_any) else { return !self.is_over(scope) };
         let is_own = holder == self.new.holder;
         let own_signer = held.signers.get(&self.new.signer).filter(|_| is_own);
         let is_not_replaced = |key: &&EvictionKey| Some(key.1) != self.new.replaced;
@@ -369,8 +389,12 @@ impl<'a> EvictionPlan<'a> {
             .and_then(|signer| signer.items.keys().rev().find(is_not_replaced))
             .map_or(self.new.eviction_key, |last| self.new.eviction_key.max(*last));
         for &(size, (last, signer)) in held.by_size.by(measure).iter().rev() {
-            if !self.is_over(scope) {
+            if !self.is_over(scope) || self.inspections_left == 0 {
                 break;
+            }
+            #[cfg(test)]
+            {
+                self.inspected += 1;
             }
             if is_own && signer == self.new.signer {
                 continue;
@@ -380,10 +404,20 @@ impl<'a> EvictionPlan<'a> {
             if is_own && (size, last) <= (own_size, own_last) {
                 break;
             }
+            // None of the orders from here on has more bytes.
+            if measure == Measure::Bytes && self.is_too_small(size, scope) {
+                break;
+            }
+            if last.0 < self.new.lowest_rank {
+                if !self.inspect() {
+                    break;
+                }
+                continue;
+            }
             let mut left = size;
             for (key, bytes) in held.signers[&signer].items.iter().rev() {
                 let is_done = !self.is_over(scope) || is_own && left < own_size;
-                if is_done || key.0 < self.new.lowest_rank {
+                if is_done || key.0 < self.new.lowest_rank || !self.inspect() {
                     break;
                 }
                 if self.choose(holder, measure, *key, *bytes, scope) {
@@ -392,7 +426,7 @@ impl<'a> EvictionPlan<'a> {
             }
         }
         for (key, bytes) in own_signer.into_iter().flat_map(|own| own.items.iter().rev()) {
-            if !self.is_over(scope) || *key <= self.new.eviction_key {
+            if !self.is_over(scope) || *key <= self.new.eviction_key || !self.inspect() {
                 break;
             }
             self.choose(holder, measure, *key, *bytes, scope);
@@ -419,10 +453,6 @@ impl<'a> EvictionPlan<'a> {
         {
             return false;
         }
-        if self.inspections_left == 0 {
-            return false;
-        }
-        self.inspections_left -= 1;
         let Some(HeldOrder { holders, .. }) = self.half.orders.get(&seq) else {
             // The order was removed, so this claim takes no room.
             return self.discount(holder, seq, bytes);
@@ -439,8 +469,8 @@ impl<'a> EvictionPlan<'a> {
                 {
                     return false;
                 }
-                self.shared_left -= 1;
                 if !others().all(has_more) {
+                    self.shared_left -= 1;
                     return false;
                 }
             }
@@ -477,5 +507,69 @@ impl<'a> EvictionPlan<'a> {
             self.network.subtract(bytes);
         }
         true
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const HOLDERS: u8 = 16;
+    const SIGNERS: u16 = 625;
+
+    fn holder(n: u8) -> Holder {
+        Holder::caller([10, 0, 0, n].into())
+    }
+
+    fn insert(half: &mut Half, rank: i128, holder: Holder, signer: u16) {
+        let seq = half.orders.len() as u64;
+        let signer = Some(Address::left_padding_from(&signer.to_be_bytes()));
+        let order =
+            HeldOrder { eviction_key: (rank, seq), signer, bytes: 1_000, holders: Vec::new() };
+        half.insert(seq, holder, order);
+    }
+
+    /// Returns a half full of orders of rank 40, each of another signer of its holder.
+    fn full_half() -> Half {
+        let mut half = Half::default();
+        for n in 0..HOLDERS {
+            (0..SIGNERS).for_each(|signer| insert(&mut half, 40, holder(n), signer));
+        }
+        half
+    }
+
+    /// Returns how many orders and signers a search inspects that finds no room for a new order.
+    fn inspected(half: &Half, lowest_rank: i128) -> usize {
+        let new = NewClaim {
+            holder: holder(100),
+            signer: None,
+            eviction_key: (lowest_rank, u64::MAX),
+            bytes: 1_000,
+            replaced: None,
+            lowest_rank,
+            max_evicted: 64,
+        };
+        let cap = Size { count: half.size.count, bytes: usize::MAX };
+        let by_size = half.usage.by_size.by(Measure::Count).iter().rev();
+        let mut plan = EvictionPlan::new(half, &new);
+        assert!(!plan.evict_largest(by_size, Measure::Count, Scope::Half(cap)));
+        plan.inspected
+    }
+
+    /// One address could send bundles for a later block than all others again and again. Each was
+    /// refused after a look-up of every signer of every holder under the writer's lock.
+    #[test]
+    fn a_refused_bundle_is_compared_with_few_others() {
+        assert_eq!(inspected(&full_half(), 41), 0, "no holder has one that may be evicted");
+        let mut half = full_half();
+        for n in 0..HOLDERS {
+            // Each holder has one that may not be evicted, because a small holder has it too.
+            let seq = half.orders.len() as u64;
+            insert(&mut half, 50, holder(n), SIGNERS);
+            let order = half.orders[&seq].clone();
+            half.insert(seq, holder(200 + n), order);
+        }
+        let inspected = inspected(&half, 41);
+        assert!(inspected <= MAX_INSPECTED, "{inspected}");
     }
 }
