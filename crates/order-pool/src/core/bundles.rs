@@ -204,12 +204,31 @@ impl Core {
             let index = self.first_valid_tx(bundle).unwrap_or(0);
             self.bundles.watch(seq, index);
         } else {
-            let claims = self.claims.holders(seq, MAX_RETAINED_CLAIMS);
-            if let Some(order) = self.remove_bundle(seq, reason) {
-                let (retention, signer) = (Retention::default(), None);
-                let removed = RemovedOrder { order, claims, retention, signer };
-                self.chain.retain_invalidated(&head, removed);
+            self.remove_invalid(seq, reason, &head);
+        }
+    }
+
+    /// Removes a bundle that a block has made invalid, and keeps it in case a reorg undoes `head`.
+    fn remove_invalid(&mut self, seq: u64, reason: RemoveReason, head: &Head) {
+        let claims = self.claims.holders(seq, MAX_RETAINED_CLAIMS);
+        if let Some(order) = self.remove_bundle(seq, reason) {
+            let (retention, signer) = (Retention::default(), None);
+            let removed = RemovedOrder { order, claims, retention, signer };
+            self.chain.retain_invalidated(head, removed);
+        }
+    }
+
+    /// Removes a bundle whose block is `head` or a lower one, before [`Self::sweep`] does. If a
+    /// block has also made it invalid, it is kept, as there. A reorg that could put it back undoes
+    /// `head` too, because its block must be ahead.
+    pub(super) fn remove_expired(&mut self, seq: u64, head: &Head) {
+        let obsolete = self.bundles.bundle(seq).and_then(|bundle| self.first_obsolete(bundle));
+        match obsolete {
+            None => _ = self.remove_bundle(seq, RemoveReason::BlockPassed),
+            Some((_, ObsoleteReason::StaleNonce { .. })) => {
+                self.remove_invalid(seq, RemoveReason::StaleNonce, head);
             }
+            Some(_) => self.remove_invalid(seq, RemoveReason::Mined, head),
         }
     }
 

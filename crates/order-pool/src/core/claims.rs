@@ -223,17 +223,16 @@ impl Claims {
         Ok(())
     }
 
-    /// Returns a bundle whose block is before `next_block` and whose removal makes room for a new
-    /// claim: see [`Half::expired_bundle`].
-    pub(super) fn expired_bundle(
+    /// Returns bundles whose block is before `next_block` and whose removal makes room for a new
+    /// claim: see [`Half::expired_bundles`].
+    pub(super) fn expired_bundles(
         &self,
         new: &NewClaim,
         limits: &Limits,
         next_block: u64,
-        is_evictable: impl Fn(u64) -> bool,
-    ) -> Option<u64> {
+    ) -> Vec<u64> {
         let half = &self.halves[half_index(&(Kind::Bundle, new.holder))];
-        half.expired_bundle(new, &limits.bundles, next_block, is_evictable)
+        half.expired_bundles(new, &limits.bundles, next_block)
     }
 
     /// Returns the claims that must end so that a new one fits: see [`Half::plan_evictions`].

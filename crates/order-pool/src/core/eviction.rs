@@ -41,8 +41,8 @@ const MAX_INSPECTED: usize = 1_024;
 /// The most holders whose orders are inspected for one claim, beginning with the largest.
 const MAX_LARGEST_HOLDERS: usize = 16;
 
-/// The most bundles of past blocks that are inspected for one claim.
-const MAX_INSPECTED_EXPIRED: usize = 256;
+/// The most bundles of past blocks that one pass over a share inspects for one claim.
+const MAX_INSPECTED_EXPIRED: usize = 512;
 
 /// An order that at least one holder of the half has sent.
 #[derive(Clone, Debug)]
@@ -143,42 +143,32 @@ impl Half {
         }
     }
 
-    /// Returns the sequence number of a bundle whose block is before `next_block` and whose removal
-    /// makes room for the claim. It is in the first share that would be too full with the claim, of
-    /// the holder's share, that of its network, and the half. The other shares are not searched,
-    /// because the claim needs room in the first one in any case. `None` if there is room, or if no
-    /// such bundle is among the first [`MAX_INSPECTED_EXPIRED`]: then live orders are evicted.
-    ///
-    /// `is_evictable` says whether the bundle with this sequence number may be removed now.
-    pub(super) fn expired_bundle(
+    /// Returns the sequence numbers of bundles whose block is before `next_block` and whose removal
+    /// makes room for the claim in the holder's share, in that of its network, and in the half. They
+    /// are removed for all of their holders. Live orders are evicted if they do not suffice.
+    pub(super) fn expired_bundles(
         &self,
         new: &NewClaim,
         caps: &ShareCaps,
         next_block: u64,
-        is_evictable: impl Fn(u64) -> bool,
-    ) -> Option<u64> {
-        // Only for the sizes with the new claim.
-        let plan = EvictionPlan::new(self, new);
+    ) -> Vec<u64> {
+        let mut plan = EvictionPlan::new(self, new);
+        let mut expired = Vec::new();
         // The rank of a bundle is its block.
         let end = (i128::from(next_block), 0);
-        let first_evictable = |seqs: &mut dyn Iterator<Item = u64>| {
-            seqs.take(MAX_INSPECTED_EXPIRED).find(|seq| is_evictable(*seq))
-        };
-        let own_caps = caps.for_holder(&new.holder);
-        let network = new.holder.network();
-        if plan.own.exceeds(&own_caps).is_some() {
-            let held = self.usage.holders.get(&new.holder)?;
-            first_evictable(&mut held.items.range(..end).map(|(_, seq)| *seq))
-        } else if plan.network.exceeds(&caps.for_network(network)).is_some() {
-            let held = self.usage.networks.get(&network?)?;
-            // `Holder::Host` is the lowest holder.
-            let end = (end, Holder::Host);
-            first_evictable(&mut held.items.range(..end).map(|((_, seq), _)| *seq))
-        } else if plan.all.exceeds(&caps.half).is_some() {
-            first_evictable(&mut self.eviction_keys.range(..end).map(|(_, seq)| *seq))
-        } else {
-            None
+        if let Some(held) = self.usage.holders.get(&new.holder) {
+            let keys = held.items.range(..end).copied();
+            plan.choose_expired(keys, Scope::Holder(caps.for_holder(&new.holder)), &mut expired);
         }
+        let network = new.holder.network();
+        if let Some(held) = network.and_then(|network| self.usage.networks.get(&network)) {
+            // `Holder::Host` is the lowest holder.
+            let keys = held.items.range(..(end, Holder::Host)).map(|(key, _)| *key);
+            plan.choose_expired(keys, Scope::Network(caps.for_network(network)), &mut expired);
+        }
+        let keys = self.eviction_keys.range(..end).copied();
+        plan.choose_expired(keys, Scope::Half(caps.half), &mut expired);
+        expired
     }
 
     /// Returns the claims that must end so that a new one fits.
@@ -329,6 +319,48 @@ impl<'a> EvictionPlan<'a> {
         }
     }
 
+    /// Chooses orders that are removed for all of their holders until there is enough room: first
+    /// those that are not too small, and then the others. Each is inspected at most twice.
+    fn choose_expired(
+        &mut self,
+        keys: impl Iterator<Item = EvictionKey> + Clone,
+        scope: Scope,
+        expired: &mut Vec<u64>,
+    ) {
+        for may_be_small in [false, true] {
+            for (_, seq) in keys.clone().take(MAX_INSPECTED_EXPIRED) {
+                if !self.is_over(scope) || self.orders_left == 0 {
+                    return;
+                }
+                // One that was removed, and whose claims are not released yet, takes no room.
+                let Some(order) = self.half.orders.get(&seq) else { continue };
+                if self.is_protected(seq)
+                    || expired.contains(&seq)
+                    || !may_be_small && self.is_too_small(order.bytes, scope)
+                {
+                    continue;
+                }
+                // Of an order with many holders, only the claim of the new one is looked for.
+                let new_holder = [self.new.holder];
+                let holders = if order.holders.len() > MAX_HOLDERS {
+                    if self.half.is_held_by(seq, &new_holder[0]) { &new_holder[..] } else { &[] }
+                } else {
+                    &order.holders[..]
+                };
+                for holder in holders {
+                    self.discount(*holder, seq, order.bytes);
+                }
+                self.all.subtract(order.bytes);
+                self.orders_left -= 1;
+                expired.push(seq);
+            }
+        }
+    }
+
+    fn is_protected(&self, seq: u64) -> bool {
+        Some(seq) == self.new.replaced || seq == self.new.eviction_key.1
+    }
+
     /// Chooses claims of the largest holder until there is enough room. If its claims do not
     /// suffice, continues with the next largest holders that have more than the new claim's holder,
     /// and at last with that holder itself. Returns whether there is enough room.
@@ -445,8 +477,7 @@ impl<'a> EvictionPlan<'a> {
         bytes: usize,
         scope: Scope,
     ) -> bool {
-        let is_protected = Some(seq) == self.new.replaced || seq == self.new.eviction_key.1;
-        if is_protected
+        if self.is_protected(seq)
             || self.orders_left == 0
             || self.is_too_small(bytes, scope)
             || self.chosen.contains(&(seq, holder))

@@ -321,23 +321,11 @@ impl Core {
         replaced: Option<u64>,
     ) -> Result<(), RejectReason> {
         let mut new = charge.new_claim(seq, claim, replaced);
-        if let (Kind::Bundle, Some(head)) = (claim.0, self.chain.head()) {
+        if let (Kind::Bundle, Some(head)) = (claim.0, self.chain.head().copied()) {
             let next_block = head.number.saturating_add(1);
-            while new.max_evicted > 0 {
-                // A bundle that a block has made invalid waits for [`Self::sweep`], which remembers
-                // it, so that a reorg can put it back.
-                let is_evictable = |other| {
-                    let bundle = self.bundles.bundle(other);
-                    Some(other) != replaced
-                        && other != seq
-                        && bundle.is_some_and(|bundle| self.first_obsolete(bundle).is_none())
-                };
-                let limits = &self.limits;
-                let expired = self.claims.expired_bundle(&new, limits, next_block, is_evictable);
-                let Some(expired) = expired else { break };
-                self.remove_bundle(expired, RemoveReason::BlockPassed);
-                new.max_evicted -= 1;
-            }
+            let expired = self.claims.expired_bundles(&new, &self.limits, next_block);
+            new.max_evicted -= expired.len();
+            expired.into_iter().for_each(|seq| self.remove_expired(seq, &head));
         }
         for (seq, claim) in self.claims.plan_evictions(claim.0, &new, &self.limits)? {
             self.end_claim(seq, &claim);

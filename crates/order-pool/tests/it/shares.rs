@@ -309,6 +309,66 @@ fn a_large_bundle_finds_room_where_smaller_ones_have_expired() {
     assert_eq!(pool.stats().evicted, 0);
 }
 
+/// Returns a pool at block 11, which has mined the first transaction of 300 small bundles of the
+/// signers behind a front. After these, the front is full of large ones. All are for block 11, and
+/// upkeep has reached none: it is busy with bundles of another caller.
+fn pool_with_invalid_and_expired() -> OrderPool {
+    let pool =
+        pool_with(configured(PoolConfig::default(), |config| config.max_bundle_bytes = 32 << 20));
+    pool.on_head(head(9, 0, 0, &[]));
+    pool.on_head(head(10, 0, 0, &[]));
+    let with_mined = |n, block, holder| bundle_for(block, vec![nth(0), nth(n)], holder);
+    for n in 0..200 {
+        assert_eq!(insert(&pool, with_mined(1_000 + n, 14, caller(1))).1, "Added");
+    }
+    for n in 0..300 {
+        assert_eq!(insert(&pool, with_mined(2_000 + n, 11, forwarded(n % 8))).1, "Added");
+    }
+    for n in 0.. {
+        if pool.stats().rejected > 7 {
+            break;
+        }
+        insert(&pool, sized(3_000 + n, 13_900, 11, forwarded(n % 8)));
+    }
+    pool.on_head(head(11, 0, 0, &[*nth(0).hash()]));
+    assert_eq!(pool.stats().block_passed, 0);
+    pool
+}
+
+/// Returns a bundle around the `n`th transaction, with this much input.
+fn sized(n: u64, input_bytes: usize, block: u64, holder: Holder) -> Bundle {
+    let tx = tx(Spec { sender: n, input_bytes, ..Spec::default() });
+    bundle_for(block, vec![tx], holder)
+}
+
+/// Only the first 256 of them were inspected, and those that the block had made invalid stayed. So
+/// eight keys kept a bundle of six blobs out.
+#[test]
+fn invalid_bundles_of_a_past_block_keep_out_no_large_one() {
+    let pool = pool_with_invalid_and_expired();
+    assert_eq!(insert(&pool, sized(9_000, 820_000, 12, forwarded(99))).1, "Added");
+    let stats = pool.stats();
+    assert_eq!(stats.evicted, 0);
+    assert!((30..=64).contains(&stats.block_passed), "{}", stats.block_passed);
+}
+
+/// Each insert inspected them again for each bundle that it removed, and removed none of them.
+#[test]
+fn an_insert_removes_invalid_bundles_of_a_past_block() {
+    let pool = pool_with_invalid_and_expired();
+    let before = pool.stats().mined;
+    // Some of them make enough room. Each insert also removes four others.
+    assert_eq!(insert(&pool, sized(9_000, 80_000, 12, forwarded(99))).1, "Added");
+    let stats = pool.stats();
+    assert!((4 + 1..=4 + 64).contains(&(stats.mined - before)), "{}", stats.mined - before);
+    assert_eq!((stats.block_passed, stats.evicted), (0, 0));
+    let has_first = || is_pooled(&pool, &bundle_for(11, vec![nth(0), nth(2_000)], forwarded(0)));
+    assert!(!has_first());
+    // A reorg lowers the head, so it is not too late for any of them, and all are valid.
+    pool.on_head(head(10, 1, 0, &[]));
+    assert!(has_first());
+}
+
 /// The smallest, lowest-paying transactions would not make room for six blobs, and the next ones
 /// were not inspected.
 #[test]
