@@ -248,6 +248,8 @@ struct EvictionPlan<'a> {
     /// In the order in which they were chosen.
     victims: Vec<(u64, Holder)>,
     chosen: BTreeSet<(u64, Holder)>,
+    /// The size of each holder's claims in `chosen`.
+    ended: BTreeMap<Holder, Size>,
     /// How many more orders may be chosen.
     orders_left: usize,
     /// How many more orders and signers may be inspected.
@@ -273,6 +275,7 @@ impl<'a> EvictionPlan<'a> {
             claims: usage.total.count + 1,
             victims: Vec::new(),
             chosen: BTreeSet::new(),
+            ended: BTreeMap::new(),
             orders_left: new.max_evicted,
             inspections_left: MAX_INSPECTED,
             shared_left: MAX_SHARED_ORDERS,
@@ -397,6 +400,13 @@ impl<'a> EvictionPlan<'a> {
         bytes.saturating_mul(self.orders_left) < size.bytes.saturating_sub(caps.bytes)
     }
 
+    /// Whether a holder would be left with more than the new claim's holder.
+    fn has_more(&self, holder: &Holder, measure: Measure) -> bool {
+        let ended = self.ended.get(holder).map_or(0, |ended| ended.part(measure));
+        let left = self.half.usage.holder_size(holder).part(measure) - ended;
+        left > self.own.part(measure)
+    }
+
     /// Counts an inspection. Returns whether it is one of the first [`MAX_INSPECTED`].
     const fn inspect(&mut self) -> bool {
         if self.inspections_left == 0 {
@@ -406,7 +416,8 @@ impl<'a> EvictionPlan<'a> {
         true
     }
 
-    /// Chooses claims of a holder until there is enough room. Returns whether there is.
+    /// Chooses claims of a holder until there is enough room, or until the new claim's holder would
+    /// have as much. Returns whether there is enough room.
     fn evict(&mut self, holder: Holder, measure: Measure, scope: Scope) -> bool {
         let half = self.half;
         let held = half.usage.holders.get(&holder);
@@ -415,13 +426,15 @@ impl<'a> EvictionPlan<'a> {
         };
         let Some(held) = held.filter(has_any) else { return !self.is_over(scope) };
         let is_own = holder == self.new.holder;
+        let is_done =
+            |plan: &Self| !plan.is_over(scope) || !is_own && !plan.has_more(&holder, measure);
         let own_signer = held.signers.get(&self.new.signer).filter(|_| is_own);
         let is_not_replaced = |key: &&EvictionKey| Some(key.1) != self.new.replaced;
         let own_last = own_signer
             .and_then(|signer| signer.items.keys().rev().find(is_not_replaced))
             .map_or(self.new.eviction_key, |last| self.new.eviction_key.max(*last));
         for &(size, (last, signer)) in held.by_size.by(measure).iter().rev() {
-            if !self.is_over(scope) || self.inspections_left == 0 {
+            if is_done(self) || self.inspections_left == 0 {
                 break;
             }
             #[cfg(test)]
@@ -448,8 +461,8 @@ impl<'a> EvictionPlan<'a> {
             }
             let mut left = size;
             for (key, bytes) in held.signers[&signer].items.iter().rev() {
-                let is_done = !self.is_over(scope) || is_own && left < own_size;
-                if is_done || key.0 < self.new.lowest_rank || !self.inspect() {
+                let is_kept = key.0 < self.new.lowest_rank || is_own && left < own_size;
+                if is_done(self) || is_kept || !self.inspect() {
                     break;
                 }
                 if self.choose(holder, measure, *key, *bytes, scope) {
@@ -491,9 +504,7 @@ impl<'a> EvictionPlan<'a> {
         let others = || holders.iter().filter(|other| **other != holder);
         if let Scope::Half(_) = scope {
             if holders.len() > 1 {
-                let has_more = |other: &Holder| {
-                    self.half.usage.holder_size(other).part(measure) > self.own.part(measure)
-                };
+                let has_more = |other: &Holder| self.has_more(other, measure);
                 if self.shared_left == 0
                     || holders.len() > MAX_HOLDERS
                     || self.victims.len() + holders.len() > MAX_ENDED_CLAIMS
@@ -530,6 +541,7 @@ impl<'a> EvictionPlan<'a> {
             return false;
         }
         self.claims -= 1;
+        self.ended.entry(holder).or_default().add(bytes);
         if holder == self.new.holder {
             self.own.subtract(bytes);
         }

@@ -278,7 +278,7 @@ fn a_sender_needs_funds_for_its_holders_pooled_orders_only() {
 
 #[test]
 fn a_blob_transaction_finds_room_among_many_small_ones() {
-    let (max_external_txs, max_external_tx_bytes) = (700, 2 << 20);
+    let (max_external_txs, max_external_tx_bytes) = (1_400, 4 << 20);
     let (pool, _) = pool(configured(PoolConfig::default(), |config| {
         config.max_external_txs = max_external_txs;
         config.max_external_tx_bytes = max_external_tx_bytes;
@@ -286,10 +286,10 @@ fn a_blob_transaction_finds_room_among_many_small_ones() {
     let sized = |sender, input_bytes, holder| {
         tx_from(Spec { sender, input_bytes, ..Spec::default() }, Origin::Rpc).held_by(holder)
     };
-    for n in 0..700 {
+    for n in 0..1_400 {
         pool.insert_transaction(sized(n, 2_000, Holder::Host));
     }
-    let large = sized(1_000, 800_000, Holder::Signer(address(2)));
+    let large = sized(2_000, 800_000, Holder::Signer(address(2)));
     let id = *large.hash();
     assert_eq!(pool.insert_transaction(large), InsertOutcome::Added);
     assert!(pool.contains(&id) && pool.stats().evicted > 64);

@@ -1,7 +1,7 @@
 //! The table of rules at the top of `core/claims.rs`, case by case: who loses an order when a share
 //! is full.
 
-use std::{fs, net::Ipv6Addr, path::Path, time::Duration};
+use std::{fs, net::Ipv6Addr, ops::Range, path::Path, time::Duration};
 
 use alloy_primitives::B256;
 use order_pool::{
@@ -307,6 +307,61 @@ fn a_large_bundle_finds_room_where_smaller_ones_have_expired() {
     assert!(pool.stats().bundles > 20, "upkeep has not reached all");
     assert_eq!(insert(&pool, sized(2_000, 900_000, 12, 99)).1, "Added");
     assert_eq!(pool.stats().evicted, 0);
+}
+
+/// Returns a pool in which a half has 16 MiB for bundles, a front 8 MiB, and a caller 1 MiB: 66
+/// bundles of 15.8 kB.
+fn pool_of_bytes() -> OrderPool {
+    let pool =
+        pool_with(configured(PoolConfig::default(), |config| config.max_bundle_bytes = 32 << 20));
+    pool.on_head(head(10, 0, 0, &[]));
+    pool
+}
+
+/// Inserts bundles of 15.8 kB, all of which find room.
+fn fill_bytes(pool: &OrderPool, range: Range<u64>, block: u64, holder: Holder) {
+    for n in range {
+        assert_eq!(insert(pool, sized(n, 13_500, block, holder)).1, "Added", "{n}");
+    }
+}
+
+fn held_of_bytes(pool: &OrderPool, range: Range<u64>, block: u64, holder: Holder) -> usize {
+    range.filter(|n| is_pooled(pool, &sized(*n, 13_500, block, holder))).count()
+}
+
+/// Once a holder had more than the new bundle's, it lost as many bundles as the new one needed, and
+/// was left with far less.
+#[test]
+fn a_large_bundle_leaves_no_holder_less_than_its_own() {
+    let pool = pool_of_bytes();
+    // Eight signers fill the front. Only one of them has bundles for the new bundle's block.
+    (0..7).for_each(|n| fill_bytes(&pool, n * 100..n * 100 + 66, 11, forwarded(n)));
+    fill_bytes(&pool, 700..754, 12, forwarded(7));
+    fill_bytes(&pool, 800..814, 11, forwarded(8));
+    assert_eq!(insert(&pool, sized(9_000, 820_000, 12, forwarded(99))).1, "Rejected");
+    assert_eq!(held_of_bytes(&pool, 700..754, 12, forwarded(7)), 54);
+
+    let pool = pool_of_bytes();
+    (0..8).for_each(|n| fill_bytes(&pool, n * 100..n * 100 + 66, 12, forwarded(n)));
+    assert_eq!(insert(&pool, sized(9_000, 820_000, 12, forwarded(99))).1, "Added");
+    for n in 0..8 {
+        let left = held_of_bytes(&pool, n * 100..n * 100 + 66, 12, forwarded(n));
+        // As many bytes as the new one, less the last that was evicted.
+        assert!(left >= 52, "{left}");
+    }
+}
+
+#[test]
+fn a_large_bundle_leaves_no_other_holder_of_an_evicted_one_less_than_its_own() {
+    let pool = pool_of_bytes();
+    (0..15).for_each(|n| fill_bytes(&pool, n * 100..n * 100 + 66, 11, caller(n)));
+    fill_bytes(&pool, 2_000..2_066, 12, caller(20));
+    // Another caller has the newer of these.
+    for n in 2_012..2_066 {
+        assert_eq!(insert(&pool, sized(n, 13_500, 12, caller(21))).1, "Known");
+    }
+    assert_eq!(insert(&pool, sized(9_000, 820_000, 12, caller(22))).1, "Rejected");
+    assert_eq!(held_of_bytes(&pool, 2_012..2_066, 12, caller(21)), 54);
 }
 
 /// Returns a pool at block 11, which has mined the first transaction of 300 small bundles of the

@@ -81,6 +81,12 @@ impl Model {
             larger.dedup();
             let larger = larger.into_iter().rev().take_while(|(count, _)| *count > own);
             let larger = larger.map(|(_, holder)| holder).filter(|_| scope != Scope::Holder);
+            // Those that still have more without the victims.
+            let has_more = |holder: &Holder| {
+                count(*holder) - victims.iter().filter(|(_, other)| other.0 == *holder).count()
+                    > own
+            };
+            let larger = larger.filter(has_more);
             let (loser, chosen) = larger
                 .chain([new_holder])
                 .find_map(|loser| {
@@ -92,7 +98,7 @@ impl Model {
                         Some(order.id) == replaced
                             || order.id == new.id
                             || victims.contains(&(order.id, (loser, is_private)))
-                            || scope == Scope::Half && others.any(|other| count(other) <= own)
+                            || scope == Scope::Half && others.any(|other| !has_more(&other))
                     };
                     let is_own = loser == new_holder;
                     Some((loser, self.last_of(&held, new, replaced, is_own, is_kept)?))
