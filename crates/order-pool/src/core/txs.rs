@@ -357,9 +357,8 @@ impl Core {
         let own = tx.filter(|tx| tx.private_terms().is_some_and(is_own));
         let entry = found.and_then(|seq| self.txs.get(seq));
         let is_sent_later = entry.is_some_and(|entry| entry.sent_at > cancelled_at);
-        // The node has announced it, or another caller sent it too.
-        let is_shared =
-            entry.is_none_or(|entry| entry.is_of_node_share || entry.signer != Some(signer));
+        // Another caller sent it too.
+        let is_shared = entry.is_none_or(|entry| entry.signer != Some(signer));
         if own.is_some() && is_shared {
             return CancelPrivateOutcome::Public;
         }

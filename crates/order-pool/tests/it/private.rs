@@ -194,6 +194,25 @@ fn further_senders_of_a_vouched_transaction_are_published_until_it_is_public() {
     assert_eq!(events.len(), 2);
 }
 
+/// The host counts it in the node's share, as if the node had announced it. So its signer was told
+/// that it had become public, and it stayed.
+#[test]
+fn a_private_transaction_for_which_the_host_vouches_can_be_cancelled() {
+    let (pool, _) = pool(PoolConfig::default());
+    let now = SystemTime::now();
+    let insert = |n| pool.insert_transaction(sent(n, 7, now).held_by(caller(1)).vouched_for());
+    let cancel = |n| pool.cancel_private(nth(n).hash(), address(7), caller(1), now);
+    insert(1);
+    assert_eq!(cancel(1), CancelPrivateOutcome::Cancelled);
+    assert!(pool.is_empty());
+    insert(2);
+    pool.insert_transaction(sent(2, 8, now).held_by(caller(2)));
+    assert_eq!(cancel(2), CancelPrivateOutcome::Public, "another signer has sent it too");
+    insert(3);
+    pool.insert_transaction(nth(3));
+    assert_eq!(cancel(3), CancelPrivateOutcome::Public, "the node has announced it");
+}
+
 /// The host holds as many as it may. Each step removes at most 256, and the head is published after
 /// the first.
 #[test]
