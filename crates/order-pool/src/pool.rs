@@ -5,8 +5,8 @@
 //! of nonces and a step of upkeep are divided into steps that take it once each. What one hold does
 //! is bounded:
 //!
-//! - An insert evicts at most 512 transactions, or evicts at most 64 bundles and removes 4 that are
-//!   expired or invalid.
+//! - An insert evicts at most 512 transactions, or removes at most 64 bundles to make room and 4
+//!   that are expired or invalid. To find them, it inspects a few thousand orders.
 //! - A step touches at most 256 transactions, removes at most 4 bundles, or rewrites at most 16
 //!   pages.
 //! - A step that puts back what a reorg un-mined ends with the order that brings it to 256
