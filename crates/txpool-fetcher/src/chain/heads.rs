@@ -11,7 +11,10 @@ use alloy_primitives::B256;
 use chain_view::{Block, BlockNonces, Head, NonceUpdate};
 use load_control::Backoff;
 use serde_json::value::RawValue;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, sleep_until},
+};
 
 use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, follower::MAX_ANCESTORS, wire};
 use crate::{
@@ -34,6 +37,12 @@ const MAX_ATTEMPTS: u32 = 7;
 /// See [`MAX_ATTEMPTS`].
 const RETRY_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
+
+/// The part of the time-out of a call, one sixteenth, for which a block is waited for while a newer
+/// head waits, if the block before could not be read either: 0.6 s. Otherwise it is the whole
+/// time-out. So the heads of a node that does not return its blocks catch up, and one that returns
+/// them again is noticed.
+const IMPATIENCE: u32 = 16;
 
 /// Requests the head of a source. It is called right after a connect: otherwise the base fee would
 /// be unknown until the next block, and heads that were missed while disconnected would go
@@ -79,7 +88,9 @@ async fn latest_block(calls: &Connection, limit: Duration) -> Result<Block, Unre
 /// Follows the heads of one source: reads the blocks that each needs, one head after another.
 pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlog>) {
     let heads = &backlog.heads;
+    let call_timeout = chain.context.settings.limits.call_timeout;
     let mut newer = None;
+    let mut patience = call_timeout;
     loop {
         let announced = match newer.take() {
             Some(announced) => announced,
@@ -89,8 +100,12 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlo
         let branch = lock(&chain.follower).on_head(source, announced, Instant::now());
         let Some(mut branch) = branch else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
-            let read = match read(&chain, source, hash, heads, &mut newer).await {
-                Some(read) => read,
+            let read = match read(&chain, source, hash, heads, &mut newer, patience).await {
+                Some(read) => {
+                    let divisor = if read.is_ok() { 1 } else { IMPATIENCE };
+                    patience = call_timeout / divisor;
+                    read
+                }
                 // The newer head is this one, announced again, which the follower would ignore.
                 None if newer.as_ref().is_some_and(|newer| newer.head.hash == branch.hash()) => {
                     newer = None;
@@ -117,14 +132,17 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlo
 }
 
 /// Reads a block with its hashes. Returns `None` if the node does not have it and a newer head
-/// waits, which is then in `newer`.
+/// waits, which is then in `newer`. For any other reason, the block counts as unread once a newer
+/// head waits and `patience` has passed: the heads must not fall ever further behind.
 async fn read(
     chain: &Arc<Chain>,
     source: usize,
     hash: B256,
     heads: &HeadQueue,
     newer: &mut Option<AnnouncedHead>,
+    patience: Duration,
 ) -> Option<Result<ReadBlock, Unread>> {
+    let mut began_at = Instant::now();
     let mut reason = Unread::Failed;
     for attempt in 0..MAX_ATTEMPTS {
         if reason == Unread::Missing {
@@ -138,16 +156,45 @@ async fn read(
                 return None;
             }
         } else {
-            wait_before(attempt).await;
+            tokio::select! {
+                // The order is irrelevant: the next attempt ends too.
+                biased;
+                () = wait_for_newer(heads, newer, began_at + patience) => break,
+                () = wait_before(attempt) => {}
+            }
         }
+        let waits_since = Instant::now();
         let asked = source_to_ask(chain, source, attempt).await;
-        match read_from(chain, asked, hash).await {
-            Ok(read) => return Some(Ok(read)),
-            Err(unread) => reason = unread,
+        // While no source is connected, no node is to blame.
+        began_at += waits_since.elapsed();
+        tokio::select! {
+            // A block that has come counts.
+            biased;
+            read = read_from(chain, asked, hash) => match read {
+                Ok(read) => return Some(Ok(read)),
+                Err(unread) => reason = unread,
+            },
+            () = wait_for_newer(heads, newer, began_at + patience) => {
+                if reason == Unread::Missing {
+                    return None;
+                }
+                break;
+            }
         }
     }
     reason.count("hashes", hash);
     Some(Err(reason))
+}
+
+/// Waits until this time, and then until a newer head waits, which is then in `newer`.
+///
+/// # Cancel safety
+/// Cancel safe.
+async fn wait_for_newer(heads: &HeadQueue, newer: &mut Option<AnnouncedHead>, time: Instant) {
+    sleep_until(time.into()).await;
+    if newer.is_none() {
+        *newer = Some(heads.next().await);
+    }
 }
 
 /// Reads a block from the response to a call.

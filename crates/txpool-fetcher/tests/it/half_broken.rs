@@ -251,6 +251,36 @@ async fn a_failing_source_is_live_again_when_an_audit_finds_nothing_missing() {
     assert_eq!(pool.len(), 0);
 }
 
+/// Before the fix each head waited for seven time-outs, and the heads fell ever further behind.
+#[tokio::test]
+async fn heads_keep_the_pace_of_a_node_that_does_not_return_its_blocks() {
+    for quirk in [MethodQuirk::NoAnswer, MethodQuirk::Error(-32_000)] {
+        let node = Node::start(1, |config| config);
+        let limits = Limits { call_timeout: Duration::from_millis(300), ..settles_fast() };
+        let (fetcher, pool) = ingest_with(node.fetcher(), limits).await;
+        let methods = [("eth_getBlockByHash".into(), quirk)].into();
+        node.node.set_quirks(|quirks| quirks.methods = methods);
+        for _ in 0..50 {
+            node.node.mine();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let (latest, followed) =
+            (node.node.head().number, pool.head().map_or(0, |head| head.number));
+        assert!(latest >= 50 && latest - followed <= 10, "{quirk:?}: {followed} of {latest}");
+        let is_open = |gap: &Gap| gap.reason == GapReason::UnreadBlock && gap.closed_at.is_none();
+        assert!(fetcher.status()[0].gaps.iter().any(is_open), "{quirk:?}: the gap is open");
+        node.node.set_quirks(|quirks| quirks.methods.clear());
+        let (hash, number) = (node.txs[0].hash, latest + 1);
+        submit(&node, &node.txs);
+        eventually("it is pooled", || pool.contains(&hash)).await;
+        node.node.mine();
+        eventually("its block is read again", || {
+            pool.head().is_some_and(|head| head.number == number) && !pool.contains(&hash)
+        })
+        .await;
+    }
+}
+
 /// The timestamps of its heads look old to a machine whose clock is ahead.
 #[tokio::test]
 async fn a_node_with_regular_heads_is_live_although_our_clock_is_ahead() {

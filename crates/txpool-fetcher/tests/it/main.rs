@@ -39,7 +39,7 @@ use testkit::{
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
     Announcements, AuditMode, AuditReport, Backfill, ChainEvent, ConnectError, Counts, EndReason,
-    Endpoint, FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, GapReason, Limits,
+    Endpoint, FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, Gap, GapReason, Limits,
     LossReason, SinkEvent, SnapshotError, SourceError, SourceState, StartError, StartPolicy,
     TransactionSink,
 };
