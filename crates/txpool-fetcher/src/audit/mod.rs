@@ -8,7 +8,7 @@
 //! # Locks
 //! | lock | taken by | for how long |
 //! |---|---|---|
-//! | last comparison | a comparison at its end | one field |
+//! | last comparison, absent hashes | a comparison at its end | one field |
 
 mod list;
 
@@ -61,6 +61,13 @@ const LOOKUP_BATCH: usize = 4_096;
 /// filled.
 const CAUGHT_UP: usize = 16;
 
+/// The number of missing transactions from which on it is suspicious that a node lists them and
+/// returns none: a few may be replaced while they are listed.
+const SUSPICIOUS_ABSENCES: usize = 8;
+
+/// The number of these that are remembered until the next comparison.
+const MAX_ABSENT: usize = 1_024;
+
 /// What a comparison does with missing transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -106,8 +113,8 @@ pub struct AuditReport {
     pub vanished: u64,
     /// The number of missing transactions that this comparison fetched and the sink has now.
     pub recovered: u64,
-    /// The number of transactions that are still missing, because their fetches failed. The next
-    /// comparison repeats them.
+    /// The number of transactions that are still missing, because their fetches failed, or because
+    /// the node returned none of at least eight that it lists. The next comparison repeats them.
     pub failed: u64,
     /// For a source that fell silent: the number of listed transactions that it had not listed 4 s
     /// before. Otherwise 0.
@@ -129,9 +136,21 @@ pub(crate) struct AuditState {
     /// When the latest comparison began after which no transaction was missing any more, or the
     /// first comparison.
     compared_at: Mutex<Option<Instant>>,
+    /// Some of the hashes that the node listed in the latest comparison and did not return, if it
+    /// returned none.
+    absent: Mutex<HashSet<B256>>,
 }
 
 impl AuditState {
+    /// Remembers the hashes that the node listed in a comparison and did not return. Returns how
+    /// many of them it had not returned in the comparison before either.
+    fn set_absent(&self, hashes: Vec<B256>) -> u64 {
+        let mut absent = lock(&self.absent);
+        let listed_again = hashes.iter().filter(|hash| absent.contains(*hash)).count();
+        *absent = hashes.into_iter().collect();
+        listed_again as u64
+    }
+
     /// Records a comparison that began at `began_at`. If it found missing transactions
     /// (`has_missing`), returns the longest time for which they may have been missing.
     /// `stays_missing` says that some still are.
@@ -288,7 +307,8 @@ impl Comparison {
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
             let recovery = self.recover(&missing, epoch).await;
-            (report.recovered, report.failed) = (recovery.delivered, recovery.failed);
+            report.recovered = recovery.delivered;
+            report.failed = recovery.failed + self.judge_absent(recovery.absent, began_at);
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
         // What the node counts and does not list are its blob transactions, if it lists none of
@@ -434,9 +454,29 @@ impl Comparison {
             }
             recovery.fetched += u64::from(is_fetched);
             recovery.delivered += u64::from(is_fetched && seen.is_some_and(Seen::was_delivered));
-            recovery.failed += u64::from(seen == Some(Seen::Failed) && !hashes.is_mined(hash));
+            let is_mined = hashes.is_mined(hash);
+            recovery.failed += u64::from(seen == Some(Seen::Failed) && !is_mined);
+            if is_fetched && seen.is_none() && !is_mined {
+                recovery.absent.push(*hash);
+            }
         }
         recovery
+    }
+
+    /// Judges the hashes that the node has listed and not returned. Returns how many count as
+    /// failed, so that a gap stays open: all of at least [`SUSPICIOUS_ABSENCES`], if it has
+    /// returned no transaction since `began_at`. It may have lost them since it listed them, which
+    /// the next comparison shows: those that it lists again make the source failing.
+    fn judge_absent(&self, mut absent: Vec<B256>, began_at: Instant) -> u64 {
+        let has_returned = self.fetch.has_returned_since(self.source, began_at);
+        if absent.len() < SUSPICIOUS_ABSENCES || has_returned {
+            absent.clear();
+        }
+        let count = absent.len() as u64;
+        absent.truncate(MAX_ABSENT);
+        let listed_again = self.state.set_absent(absent);
+        self.fetch.record_listed_absent(self.source, listed_again);
+        count
     }
 
     /// Reports to the sink which of its transactions the node lists, if the list before did not
@@ -541,6 +581,8 @@ struct Recovery {
     delivered: u64,
     /// The number of hashes, fetched by the comparison or not, whose fetch failed.
     failed: u64,
+    /// The fetched hashes that no source returned, and no known block contains.
+    absent: Vec<B256>,
 }
 
 /// What a comparison does with a listed hash.

@@ -129,6 +129,10 @@ struct Responses {
     failures: Option<Failures>,
     /// When the latest request failed.
     failed_at: Option<Instant>,
+    /// The latest failures are transactions that the node lists and does not return.
+    are_listed: bool,
+    /// When the node returned a transaction last.
+    returned_at: Option<Instant>,
 }
 
 /// Requests for transactions that failed in a row, without a response in between.
@@ -167,11 +171,37 @@ impl NodeLimit {
     /// Records the time in which the node responded to a request, with a transaction or without.
     pub(super) fn record_response_time(&self, elapsed: Duration) {
         let mut responses = lock(&self.responses);
-        responses.failures = None;
+        // That a node does not have some transaction does not show that it returns those that it
+        // lists.
+        if !responses.are_listed {
+            responses.failures = None;
+        }
         let mean = &mut responses.mean_time;
         // The mean is over about eight responses. A slow response counts fully, so that the next
         // request has as much time.
         *mean = if elapsed > *mean * 2 { elapsed } else { (*mean * 7 + elapsed) / 8 };
+    }
+
+    /// Records that the node returned a transaction.
+    pub(super) fn record_transaction(&self) {
+        let mut responses = lock(&self.responses);
+        responses.failures = None;
+        responses.are_listed = false;
+        responses.returned_at = Some(Instant::now());
+    }
+
+    /// Returns whether the node has returned a transaction since this time.
+    pub(super) fn has_returned_since(&self, time: Instant) -> bool {
+        lock(&self.responses).returned_at.is_some_and(|returned_at| returned_at >= time)
+    }
+
+    /// Records requests for transactions that the node lists and does not return.
+    pub(super) fn record_listed_absent(&self, count: u64) {
+        let error = CallError::Unreadable { response: "null for a listed transaction".into() };
+        for _ in 0..count {
+            self.record_failure(&error);
+        }
+        lock(&self.responses).are_listed |= count > 0;
     }
 
     /// Records a request with an error, or without a response. A lost connection does not count,
@@ -193,6 +223,7 @@ impl NodeLimit {
         let mut responses = lock(&self.responses);
         if responses.failed_at.is_some_and(|failed_at| failed_at < time) {
             responses.failures = None;
+            responses.are_listed = false;
         }
     }
 

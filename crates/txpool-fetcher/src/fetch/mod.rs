@@ -254,6 +254,17 @@ impl Fetch {
         self.limits[source].forget_failures_before(time);
     }
 
+    /// Returns whether a source has returned a transaction since this time.
+    pub(crate) fn has_returned_since(&self, source: usize, time: Instant) -> bool {
+        self.limits[source].has_returned_since(time)
+    }
+
+    /// Records that a source has listed this many transactions twice, and returned them neither
+    /// time: such requests have failed.
+    pub(crate) fn record_listed_absent(&self, source: usize, count: u64) {
+        self.limits[source].record_listed_absent(count);
+    }
+
     /// Returns whether a blob transaction was ever delivered. geth does not list them.
     pub(crate) fn had_blobs(&self) -> bool {
         // Relaxed: a comparison reads this long after the deliveries that it is about.

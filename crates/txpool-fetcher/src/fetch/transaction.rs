@@ -222,7 +222,10 @@ impl Fetch {
                     self.context.metrics.fetch_seconds.record(sent_at.elapsed().as_secs_f64());
                     // geth answers an unknown hash with "0x", the other clients with null.
                     match transaction.filter(|raw| !raw.is_empty()) {
-                        Some(raw) => return self.read_and_deliver(task, raw).await,
+                        Some(raw) => {
+                            self.limits[task.source].record_transaction();
+                            return self.read_and_deliver(task, raw).await;
+                        }
                         None => self.on_absent(&mut task, is_early).await,
                     }
                 }
@@ -282,6 +285,9 @@ impl Fetch {
                     self.context.metrics.late_answers.increment(1);
                     self.limits[request.source].record_response_time(request.sent_at.elapsed());
                     let raw = response.ok().flatten().filter(|raw| !raw.is_empty());
+                    if raw.is_some() {
+                        self.limits[request.source].record_transaction();
+                    }
                     found = found.take().or(raw);
                     false
                 }
@@ -585,6 +591,9 @@ impl Fetch {
         permit.record(None, task.ticket.is_deferrable(), sent_at.elapsed());
         self.context.metrics.fetch_seconds.record(sent_at.elapsed().as_secs_f64());
         task.unanswered.remove(task.source);
+        if !is_absent {
+            self.limits[task.source].record_transaction();
+        }
         if !is_absent || self.context.hashes.is_mined(&task.hash()) {
             return Some(task);
         }

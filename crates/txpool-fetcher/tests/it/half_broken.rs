@@ -231,6 +231,55 @@ async fn a_source_is_failing_until_a_request_for_a_transaction_succeeds() {
     }
 }
 
+/// Before the fix it was live with an empty pool, and no gap was open.
+#[tokio::test]
+async fn a_source_that_lists_transactions_and_never_returns_them_has_a_gap_and_is_failing() {
+    let node = Node::start(40, |config| config);
+    let null_after_announcement = Duration::MAX;
+    node.node.set_quirks(|quirks| quirks.null_after_announcement = null_after_announcement);
+    let (first, rest) = node.txs.split_at(20);
+    submit(&node, first);
+    let audit_interval = Some(Duration::from_millis(300));
+    let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
+    let (fetcher, pool) = ingest_with(config, settles_fast()).await;
+    let has_open_gap = || fetcher.status()[0].gaps.iter().any(|gap: &Gap| gap.closed_at.is_none());
+    let audits = || fetcher.status()[0].audits;
+    eventually("two audits", || audits() >= 3).await;
+    assert!(has_open_gap() && pool.is_empty());
+    let is_failing = || fetcher.status()[0].state == SourceState::Failing;
+    timeout(3 * FAILS_WITHIN, eventually("it is failing", is_failing)).await.expect("in time");
+    assert!(!fetcher.is_ready());
+    // A block takes what it never returned.
+    node.node.mine();
+    eventually("it is live again", || fetcher.is_live() && !has_open_gap()).await;
+    node.node.set_quirks(|quirks| *quirks = Quirks::default());
+    submit(&node, rest);
+    eventually("the others are pooled", || pool.len() == 20).await;
+}
+
+/// How long a source is failing before it counts as that.
+const FAILS_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a block takes while the list is read, or what is replaced, has no effect.
+#[tokio::test]
+async fn transactions_that_leave_a_node_while_they_are_fetched_do_not_make_it_failing() {
+    let node = Node::start(40, |config| config);
+    node.node.set_quirks(|quirks| {
+        quirks.null_after_announcement = Duration::MAX;
+        quirks.silent = [Topic::Hashes].into();
+    });
+    let config = configured(node.fetcher(), |config| config.audit_interval = None);
+    let (fetcher, pool) = ingest_with(config, settles_fast()).await;
+    submit(&node, &node.txs);
+    let report = recover(&fetcher).await;
+    assert_eq!((report.missing, report.failed), (40, 40), "they may still be there");
+    node.node.mine();
+    let report = recover(&fetcher).await;
+    assert_eq!((report.missing, report.failed), (0, 0));
+    tokio::time::sleep(FAILS_WITHIN + Duration::from_secs(1)).await;
+    assert!(fetcher.is_ready() && pool.is_empty());
+}
+
 /// Before the fix it stayed failing for ever: with nothing left to request, no response could show
 /// that it works.
 #[tokio::test]
