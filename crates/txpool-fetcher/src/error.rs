@@ -240,6 +240,10 @@ pub enum LossReason {
         /// How the latest one failed.
         latest: CallError,
     },
+    /// For ten seconds or more, the node has announced nothing and not returned its block number,
+    /// although it answers: with errors, for one.
+    #[error("nothing is announced, and the node does not return its block number")]
+    NoBlockNumber,
     /// A stream of a pool in this process ended.
     #[error("the pool ended its stream of {0}")]
     StreamEnded(&'static str),
@@ -258,7 +262,8 @@ impl LossReason {
             Self::NoHashes { .. }
             | Self::NotListed
             | Self::SilentWhileBackfilling
-            | Self::NoHeads => "stale",
+            | Self::NoHeads
+            | Self::NoBlockNumber => "stale",
             Self::NoTransactions { .. } => "no_transactions",
             Self::StreamEnded(_) => "stream_ended",
             Self::StreamPanicked(_) => "stream_panicked",

@@ -61,6 +61,7 @@ pub(crate) enum Report {
     LeaderLost,
     /// The node announces hashes although objects were requested, or no objects any more.
     NoObjects,
-    /// The number of the node's latest block, and whether `eth_syncing` says that it is syncing.
-    Sync { block: Option<u64>, says_syncing: bool },
+    /// The number of the node's latest block, and whether `eth_syncing` says that it is syncing;
+    /// `None` for what it did not answer.
+    Sync { block: Option<u64>, says_syncing: Option<bool> },
 }

@@ -70,9 +70,10 @@ load_control::labels! {
         /// has a recent head. Its pool is not compared and its heads do not count, but its
         /// announced hashes do.
         Syncing = "syncing",
-        /// Announcements are read, and for ten seconds or more every request for a transaction has
-        /// failed: nothing that is announced as a hash alone reaches the pool. The request
-        /// connections are opened again at times.
+        /// For ten seconds or more, every request for a transaction has failed, or the node has
+        /// listed transactions again and again and returned none: nothing that is announced as a
+        /// hash alone reaches the pool. Or the node has announced nothing and answered no request
+        /// for its block number. The connections are opened again at times.
         Failing = "failing",
     }
 }
@@ -105,6 +106,8 @@ pub(crate) enum Event {
     Gap(GapReason),
     /// The node returned this block number on a request connection.
     SawBlock(u64),
+    /// The node did not return its block number on a request connection.
+    NoBlockNumber,
     /// The node's pool was compared, and missing transactions were fetched.
     Compared(AuditReport),
     /// The node's pool could not be compared; the attempt took `after`.
@@ -146,7 +149,9 @@ pub(crate) struct Machine {
     pub(super) is_audited: bool,
     is_behind: bool,
     is_failing: bool,
-    /// When the request connections of a failing source are opened again, and the pause after that.
+    /// Since when the node has announced nothing and not returned its block number.
+    no_sign_since: Option<Instant>,
+    /// When the connections of a failing source are opened again, and the pause after that.
     reopen: Option<(Instant, Duration)>,
     /// When a delayed comparison is due, and its reason.
     compare_at: Option<(Instant, GapReason)>,
@@ -177,6 +182,7 @@ impl Machine {
             is_audited: true,
             is_behind: false,
             is_failing: false,
+            no_sign_since: None,
             reopen: None,
             compare_at: None,
             unread_block_at: None,
@@ -225,6 +231,9 @@ impl Machine {
             Event::Down(role) => {
                 self.up[role as usize] = false;
                 self.state = SourceState::Connecting;
+                if role == Role::Request {
+                    self.no_sign_since = None;
+                }
                 self.reconnects += 1;
                 self.open_gap(GapReason::Reconnect, now);
                 if now.saturating_duration_since(self.up_at[role as usize]) >= STABLE_AFTER {
@@ -242,8 +251,13 @@ impl Machine {
             Event::Failures(failures) => self.record_failures(failures, now),
             Event::Gap(GapReason::UnreadBlock) => self.unread_block(now),
             Event::Gap(reason) => self.gap(reason, now),
-            Event::Head(number) => self.activity.head(number),
+            Event::Head(number) => {
+                self.no_sign_since = None;
+                self.activity.head(number);
+            }
+            Event::NoBlockNumber => _ = self.no_sign_since.get_or_insert(now),
             Event::SawBlock(number) => {
+                self.no_sign_since = None;
                 if self.is_judged() && self.activity.is_behind(number, now) {
                     self.stale(LossReason::NoHeads);
                 }
@@ -294,6 +308,9 @@ impl Machine {
     }
 
     fn on_tick(&mut self, read: u64, now: Instant) {
+        if read > self.activity.read {
+            self.no_sign_since = None;
+        }
         let has_burst_begun = self.activity.tick(read, now);
         if has_burst_begun {
             self.open_gap(GapReason::Lagged, now);
@@ -351,22 +368,30 @@ impl Machine {
     }
 
     /// Decides whether the source is failing, from the requests for transactions that have failed
-    /// since the latest response, and drops the request connections when a new attempt is due.
+    /// since the latest response, or because the node gives no sign of life but errors. Drops the
+    /// connections when a new attempt is due.
     fn record_failures(&mut self, failures: Option<Failures>, now: Instant) {
         let failures = failures.filter(|failures| {
             let lasted = now.saturating_duration_since(failures.since);
             failures.count >= MIN_FAILURES && lasted >= FAILING_AFTER
         });
-        self.is_failing = failures.is_some();
-        let Some(Failures { count, latest, .. }) = failures else {
-            self.reopen = None;
-            return;
+        let is_over = |since| now.saturating_duration_since(since) >= FAILING_AFTER;
+        let is_lifeless = self.no_sign_since.is_some_and(is_over);
+        self.is_failing = failures.is_some() || is_lifeless;
+        let (role, reason) = match failures {
+            Some(Failures { count, latest, .. }) => {
+                (Role::Request, LossReason::NoTransactions { requests: count, latest })
+            }
+            None if is_lifeless => (Role::Subscription, LossReason::NoBlockNumber),
+            None => {
+                self.reopen = None;
+                return;
+            }
         };
         let (due, pause) = self.reopen.unwrap_or((now, FAILING_AFTER));
-        if self.up[Role::Request as usize] && now >= due {
+        if self.up[role as usize] && now >= due {
             self.reopen = Some((now + pause, (pause * 2).min(MAX_REOPEN_PAUSE)));
-            let reason = LossReason::NoTransactions { requests: count, latest };
-            self.actions.push(Action::Drop(Role::Request, reason));
+            self.actions.push(Action::Drop(role, reason));
         }
     }
 
@@ -610,6 +635,7 @@ mod tests {
                     "undialled" => Event::DialFailed(role()),
                     "head" => Event::Head(number(0)),
                     "saw" => Event::SawBlock(number(0)),
+                    "unnumbered" => Event::NoBlockNumber,
                     "behind" => Event::Behind(rest[0] == "yes"),
                     "gap" => Event::Gap(reason()),
                     "compared" => compared(number(0), number(1), number(2)),
@@ -1108,6 +1134,36 @@ mod tests {
     }
 
     #[test]
+    fn a_source_is_failing_and_reconnects_when_its_node_answers_only_with_errors() {
+        let dropped = "drop: nothing is announced, and the node does not return its block number";
+        let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
+        run.play(LIVE).play(&format!(
+            "
+                # a head, a hash or a number is a sign of life
+                unnumbered      ->
+                +9 head 1       ->
+                unnumbered      ->
+                +9 tick 1       ->
+                unnumbered      ->
+                +9 saw 1        ->
+                unnumbered      ->
+                +9 unnumbered   ->
+                failures        -> | live |
+                +1 failures     -> {dropped} | failing
+                down s          -> dial s | connecting
+                up s            -> compare reconnect
+                unlisted        -> | failing
+                +9 failures     -> | failing
+                +1 failures     -> {dropped}
+                down s          -> dial s
+                up s            -> compare reconnect | failing
+                saw 1           ->
+                failures        -> | live
+                compared        -> | live |"
+        ));
+    }
+
+    #[test]
     fn a_burst_is_followed_by_a_comparison_and_a_high_rate_is_not() {
         let tick = Duration::from_millis(100);
         let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
@@ -1135,6 +1191,7 @@ mod tests {
             (0u64..50).prop_map(Event::Head),
             any::<bool>().prop_map(Event::Behind),
             (0u64..50).prop_map(Event::SawBlock),
+            Just(Event::NoBlockNumber),
             Just(compared(1, 0, 0)),
             Just(compared(0, 1, 0)),
             Just(failed(S)),

@@ -39,7 +39,7 @@ use crate::{
     chain::{self, Chain},
     config::{Announcements, Settings},
     context::Context,
-    error::{ConnectError, LossReason, SnapshotError, SourceError},
+    error::{CallError, ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Fetch, PoolRequest},
     gap::{GapReason, Report},
     in_process,
@@ -204,9 +204,15 @@ impl Source {
             }
             Report::Gap(reason) => Event::Gap(reason),
             Report::Sync { block, says_syncing } => {
-                self.sync.set_says_syncing(says_syncing);
-                let Some(number) = block else { return };
-                Event::SawBlock(number)
+                if let Some(says_syncing) = says_syncing {
+                    self.sync.set_says_syncing(says_syncing);
+                }
+                let known = self.sync.head().map(|head| head.number);
+                if self.machine.state == SourceState::Syncing && block > known {
+                    // Its subscription may be dead, which is noticed only while it is live.
+                    self.request_progress();
+                }
+                block.map_or(Event::NoBlockNumber, Event::SawBlock)
             }
             Report::LeaderLost => return self.request_head(),
             Report::NoObjects => {
@@ -347,6 +353,18 @@ impl Source {
             {
                 backlog.report(Report::Head(head.head)).await;
                 backlog.heads.push(head);
+            }
+        });
+    }
+
+    /// Requests the current head of a source that is syncing, whose heads do not count.
+    fn request_progress(&mut self) {
+        let Some(calls) = self.parts.context.connections.calls(self.index) else { return };
+        let limit = self.parts.context.settings.limits.ping_timeout;
+        let backlog = Arc::clone(&self.shared.backlog);
+        self.spawn(async move {
+            if let Some(head) = chain::latest_head(&calls, limit).await {
+                backlog.report(Report::Head(head)).await;
             }
         });
     }
@@ -535,7 +553,7 @@ async fn open_requests(
 }
 
 /// Asks a node for its block number and its progress at regular intervals, and reports them, until
-/// the connection is lost. If the node does not return its block number, nothing is reported.
+/// the connection is lost.
 async fn report_sync(calls: Arc<Connection>, limits: Limits, backlog: Arc<Backlog>) {
     loop {
         tokio::select! {
@@ -543,11 +561,18 @@ async fn report_sync(calls: Arc<Connection>, limits: Limits, backlog: Arc<Backlo
             _ = calls.ended.wait() => return,
             () = sleep(limits.ping_interval) => {}
         }
-        if let Ok(number) = calls.call("eth_blockNumber", (), limits.ping_timeout).await {
-            let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
-            let says_syncing = chain::says_syncing(&calls, limits.ping_timeout).await;
-            backlog.report(Report::Sync { block, says_syncing }).await;
-        }
+        let (block, says_syncing) =
+            match calls.call("eth_blockNumber", (), limits.ping_timeout).await {
+                Ok(number) => {
+                    let block =
+                        serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
+                    (block, Some(chain::says_syncing(&calls, limits.ping_timeout).await))
+                }
+                Err(CallError::ConnectionLost) => return,
+                // What the node says of its progress counts only with its block number.
+                Err(_) => (None, None),
+            };
+        backlog.report(Report::Sync { block, says_syncing }).await;
     }
 }
 

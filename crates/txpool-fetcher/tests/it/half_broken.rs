@@ -3,7 +3,10 @@
 
 use mock_node::{AnswerIds, IncompleteBlobs, IncompleteForm, MethodQuirk, OddLine, Quirks, Topic};
 
-use super::*;
+use super::{
+    fake::{Fake, FakeBlock, config_of},
+    *,
+};
 
 /// Starts a live fetcher at a node with these quirks.
 async fn ingest_with_quirks(node: &Node, quirks: Quirks) -> (Fetcher, OrderPool) {
@@ -280,6 +283,30 @@ async fn transactions_that_leave_a_node_while_they_are_fetched_do_not_make_it_fa
     assert!(fetcher.is_ready() && pool.is_empty());
 }
 
+/// Before the fix it was live for ever: an error is an answer to a ping.
+#[tokio::test]
+async fn a_source_that_announces_nothing_and_answers_only_with_errors_is_not_live() {
+    let node = Node::start(20, |config| config);
+    let limits = Limits { ping_interval: Duration::from_millis(50), ..settles_fast() };
+    let audit_interval = Some(Duration::from_secs(1));
+    let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    let methods = ["eth_blockNumber", "eth_getBlockByNumber", "txpool_content"];
+    node.node.set_quirks(|quirks| {
+        quirks.silent = [Topic::Hashes, Topic::Heads].into();
+        quirks.methods = methods.map(|name| (name.into(), MethodQuirk::Error(-32_000))).into();
+    });
+    submit(&node, &node.txs);
+    let is_not_live = || !fetcher.is_live();
+    timeout(3 * FAILS_WITHIN, eventually("it is not live", is_not_live)).await.expect("in time");
+    let reconnects = || fetcher.status()[0].reconnects;
+    eventually("it reconnects", || reconnects() > 0).await;
+    let is_failing = || fetcher.status()[0].state == SourceState::Failing;
+    eventually("it is failing", is_failing).await;
+    node.node.set_quirks(|quirks| *quirks = Quirks::default());
+    eventually("all are pooled", || fetcher.is_live() && pool.len() == 20).await;
+}
+
 /// Before the fix it stayed failing for ever: with nothing left to request, no response could show
 /// that it works.
 #[tokio::test]
@@ -384,4 +411,21 @@ async fn listed_transactions_expire_once_the_node_cannot_be_listed() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     pool.upkeep();
     assert_eq!(pool.len(), 10);
+}
+
+/// Before the fix it was syncing for ever: its dead subscription is noticed only while it is live.
+#[tokio::test]
+async fn a_source_whose_subscription_died_while_it_was_syncing_is_live_again() {
+    let (first, second) = (Fake::start(), Fake::start());
+    second.announce(&FakeBlock::new(2, 2, 1, &[]).recent());
+    let limits = Limits { ping_interval: Duration::from_millis(50), ..settles_fast() };
+    let (fetcher, _pool) = ingest_with(config_of([&first, &second]), limits).await;
+    let state = || fetcher.status()[0].state;
+    eventually("its head is old", || state() == SourceState::Syncing).await;
+    // It has the block, but does not announce it.
+    let block = FakeBlock::new(2, 2, 1, &[]).recent();
+    first.add(&block);
+    first.lock().head = block.hash;
+    let is_ready = || fetcher.is_ready();
+    timeout(Duration::from_secs(20), eventually("it is live", is_ready)).await.expect("in time");
 }
