@@ -244,6 +244,13 @@ pub enum LossReason {
     /// although it answers: with errors, for one.
     #[error("nothing is announced, and the node does not return its block number")]
     NoBlockNumber,
+    /// The node answered other requests, but not these, which alloy keeps as long as the connection
+    /// lives.
+    #[error("{requests} requests had no answer")]
+    Unanswered {
+        /// How many requests had no answer.
+        requests: usize,
+    },
     /// A stream of a pool in this process ended.
     #[error("the pool ended its stream of {0}")]
     StreamEnded(&'static str),
@@ -265,6 +272,7 @@ impl LossReason {
             | Self::NoHeads
             | Self::NoBlockNumber => "stale",
             Self::NoTransactions { .. } => "no_transactions",
+            Self::Unanswered { .. } => "unanswered",
             Self::StreamEnded(_) => "stream_ended",
             Self::StreamPanicked(_) => "stream_panicked",
         }

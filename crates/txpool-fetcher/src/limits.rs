@@ -93,6 +93,9 @@ pub struct Limits {
     /// lists its pool it has extra time: four times as long as its latest list took, at least this
     /// value, at most `snapshot_timeout`, and `snapshot_timeout` before its first list.
     pub ping_timeout: Duration,
+    /// The number of requests without a response after which a connection is opened again, by
+    /// default 4,096. alloy keeps each as long as the connection lives, in about 450 bytes: 2 MB.
+    pub max_unanswered: usize,
     /// With full announcements: how long after its hash an object may come before the transaction
     /// is requested, by default 25 ms. A fifth of that, once the object of a later hash has come.
     pub object_wait: Duration,
@@ -135,6 +138,7 @@ impl Default for Limits {
             reconnect: Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) },
             ping_interval: Duration::from_secs(2),
             ping_timeout: Duration::from_secs(10),
+            max_unanswered: 4_096,
             object_wait: Duration::from_millis(25),
             audit_settle: Duration::from_millis(200),
             lead_timeout: Duration::from_secs(15),

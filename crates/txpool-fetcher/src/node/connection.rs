@@ -37,16 +37,24 @@ pub(crate) struct Connection {
     last_message: Arc<LastMessage>,
     /// The number of requests for raw transactions without a response. Relaxed: a count of its own.
     in_flight: Arc<AtomicUsize>,
+    /// The number of requests that were given up without a response. alloy keeps each until it has
+    /// one, or until the connection ends. Relaxed: a count of its own.
+    unanswered: AtomicUsize,
+    /// See [`Limits::max_unanswered`].
+    max_unanswered: usize,
 }
 
 impl Connection {
     /// Opens a connection. alloy's task for it runs on the current runtime.
     pub(crate) async fn open(endpoint: &Endpoint, limits: &Limits) -> Result<Self, ConnectError> {
-        Self::open_with(endpoint, limits.max_frame_bytes, limits.ping_timeout).await
+        let (max_bytes, time_limit) = (limits.max_frame_bytes, limits.ping_timeout);
+        let connection = Self::open_with(endpoint, max_bytes, time_limit).await?;
+        Ok(Self { max_unanswered: limits.max_unanswered, ..connection })
     }
 
     /// Like [`Self::open`], with other limits, for a response that is larger and takes longer than
-    /// others. Connecting ends with an error after `time_limit`.
+    /// others, and for any number of requests without one. Connecting ends with an error after
+    /// `time_limit`.
     pub(crate) async fn open_with(
         endpoint: &Endpoint,
         max_message_bytes: usize,
@@ -64,6 +72,8 @@ impl Connection {
             ended,
             last_message: Arc::new(LastMessage::new()),
             in_flight: Arc::default(),
+            unanswered: AtomicUsize::new(0),
+            max_unanswered: usize::MAX,
         })
     }
 
@@ -110,6 +120,16 @@ impl Connection {
         RawTransactionCall {
             call: self.client.request(RAW_TRANSACTION, (hash,)),
             connection: Arc::clone(self),
+            is_answered: false,
+        }
+    }
+
+    /// Counts a request that is given up without a response, and ends the connection when alloy
+    /// keeps too many.
+    fn count_unanswered(&self) {
+        let requests = self.unanswered.fetch_add(1, Relaxed) + 1;
+        if requests >= self.max_unanswered {
+            self.end(LossReason::Unanswered { requests });
         }
     }
 
@@ -137,10 +157,12 @@ impl Connection {
         limit: Duration,
         call: impl Future<Output = Result<T, TransportError>>,
     ) -> Result<T, CallError> {
+        let mut pending = PendingCall(Some(self));
         tokio::select! {
             // A response that has come counts, whatever has happened since then.
             biased;
             response = call => {
+                pending.0 = None;
                 let response = response.map_err(call_error);
                 if !matches!(response, Err(CallError::ConnectionLost)) {
                     self.last_message.record();
@@ -153,6 +175,17 @@ impl Connection {
     }
 }
 
+/// A call without a response. It is given up when this is dropped, also because its caller is.
+struct PendingCall<'a>(Option<&'a Connection>);
+
+impl Drop for PendingCall<'_> {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0 {
+            connection.count_unanswered();
+        }
+    }
+}
+
 /// The method with which a transaction is requested.
 pub(super) const RAW_TRANSACTION: &str = "eth_getRawTransactionByHash";
 
@@ -160,6 +193,7 @@ pub(super) const RAW_TRANSACTION: &str = "eth_getRawTransactionByHash";
 pub(crate) struct RawTransactionCall {
     call: RpcCall<(B256,), Option<Bytes>>,
     connection: Arc<Connection>,
+    is_answered: bool,
 }
 
 impl Future for RawTransactionCall {
@@ -167,6 +201,7 @@ impl Future for RawTransactionCall {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let response = ready!(Pin::new(&mut self.call).poll(context)).map_err(call_error);
+        self.is_answered = true;
         if !matches!(response, Err(CallError::ConnectionLost)) {
             self.connection.last_message.record();
         }
@@ -177,6 +212,9 @@ impl Future for RawTransactionCall {
 impl Drop for RawTransactionCall {
     fn drop(&mut self) {
         self.connection.in_flight.fetch_sub(1, Relaxed);
+        if !self.is_answered {
+            self.connection.count_unanswered();
+        }
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) enum Reply {
     Raw(Bytes),
     /// It announces the transaction, which it has from then on, and then answers `null`.
     NotYet(Bytes),
+    /// It does not answer.
+    Never,
     /// It closes the connection.
     Close,
     /// It sends bytes that are not JSON.
@@ -273,6 +275,7 @@ impl Fake {
                         thread::sleep(Duration::from_millis(50));
                         Value::Null
                     }
+                    Some(Reply::Never) => return None,
                     Some(Reply::Close) => {
                         close(writer);
                         return None;

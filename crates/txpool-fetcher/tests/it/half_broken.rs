@@ -4,7 +4,7 @@
 use mock_node::{AnswerIds, IncompleteBlobs, IncompleteForm, MethodQuirk, OddLine, Quirks, Topic};
 
 use super::{
-    fake::{Fake, FakeBlock, config_of},
+    fake::{CHAIN_ID, Fake, FakeBlock, Reply, config_of},
     *,
 };
 
@@ -305,6 +305,34 @@ async fn a_source_that_announces_nothing_and_answers_only_with_errors_is_not_liv
     eventually("it is failing", is_failing).await;
     node.node.set_quirks(|quirks| *quirks = Quirks::default());
     eventually("all are pooled", || fetcher.is_live() && pool.len() == 20).await;
+}
+
+/// Before the fix each was kept as long as the connection lived, without a bound.
+#[tokio::test]
+async fn a_connection_is_opened_again_after_many_requests_without_an_answer() {
+    let node = Fake::start();
+    let config = WorkloadConfig { accounts: 20, ..WorkloadConfig::new(7, CHAIN_ID) };
+    let txs = Workload::new(config).prepare(200);
+    for tx in txs.iter().step_by(2) {
+        node.lock().replies.insert(tx.hash, Reply::Never);
+    }
+    let limits =
+        Limits { fetch_timeout: Duration::from_millis(50), max_unanswered: 50, ..settles_fast() };
+    let config = configured(node.config(), |config| {
+        config.backfill = Backfill::Off;
+        config.audit_interval = Some(Duration::from_secs(1));
+        config.request_connections = 1;
+    });
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    txs.iter().for_each(|tx| node.announce_tx(tx));
+    let is_reason = |error: &SourceError| {
+        matches!(error, SourceError::Lost(LossReason::Unanswered { requests: 50.. }))
+    };
+    let was_reopened = || fetcher.status()[0].last_error.as_deref().is_some_and(is_reason);
+    timeout(FAILS_WITHIN, eventually("it was opened again", was_reopened)).await.expect("in time");
+    node.lock().replies.clear();
+    eventually("all are pooled", || pool.len() == 200).await;
+    settled(&fetcher, "they balance", |counts| counts.pooled == 200).await;
 }
 
 /// Before the fix it stayed failing for ever: with nothing left to request, no response could show
