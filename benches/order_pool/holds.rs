@@ -160,8 +160,9 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let took = longest(|| _ = pool.insert_bundle(large));
     row(format!("a bundle of 4 MB that evicts {} of 100", pool.stats().evicted), took);
 
-    // The callers' half is full of bundles for an earlier block, each of another signer. Each of the
-    // largest callers also has one for a later block that stays, because a small caller has it too.
+    // The callers' half is full of bundles for an earlier block, each of another signer. Each of
+    // the largest callers also has one for a later block that stays, because a small caller has it
+    // too.
     let (all, callers) = (part(10_000), 16);
     let (pool, _) = self::pool();
     let insert = |n, block, holder| pool.insert_bundle(bundle(n, block, txs(n, 1), caller(holder)));

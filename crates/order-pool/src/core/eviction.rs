@@ -144,8 +144,8 @@ impl Half {
     }
 
     /// Returns the sequence numbers of bundles whose block is before `next_block` and whose removal
-    /// makes room for the claim in the holder's share, in that of its network, and in the half. They
-    /// are removed for all of their holders. Live orders are evicted if they do not suffice.
+    /// makes room for the claim in the holder's share, in that of its network, and in the half.
+    /// They are removed for all of their holders. Live orders are evicted if they do not suffice.
     pub(super) fn expired_bundles(
         &self,
         new: &NewClaim,
