@@ -28,9 +28,10 @@ impl Entry {
             Some(watched) => (all.get(watched), &[][..]),
             None => (None, all),
         };
-        let is_required =
-            move |tx: &&Transaction| bundle.is_some_and(|bundle| !bundle.is_optional(tx.hash()));
-        watched.into_iter().chain(required.iter().filter(is_required))
+        let required = required.iter().enumerate().filter_map(move |(index, tx)| {
+            bundle.is_some_and(|bundle| !bundle.is_optional_at(index)).then_some(tx)
+        });
+        watched.into_iter().chain(required)
     }
 }
 
@@ -63,7 +64,7 @@ impl BundleIndex {
     /// Adds a bundle. `watched` is the index of its first transaction that is not obsolete.
     pub(super) fn insert(&mut self, seq: u64, order: Arc<Order>, watched: usize) {
         let Some(bundle) = order.as_bundle() else { return };
-        let is_optional = bundle.txs().iter().all(|tx| bundle.is_optional(tx.hash()));
+        let is_optional = (0..bundle.txs().len()).all(|index| bundle.is_optional_at(index));
         self.by_block.insert((bundle.block().unwrap_or(0), seq));
         self.bytes += order.size_bytes();
         self.add(seq, Entry { order, watched: is_optional.then_some(watched) });

@@ -246,7 +246,7 @@ impl Core {
         for (index, tx) in bundle.txs().iter().enumerate() {
             match self.chain.obsolete_reason(tx) {
                 None => has_valid = true,
-                Some(reason) if !bundle.is_optional(tx.hash()) => return Some((index, reason)),
+                Some(reason) if !bundle.is_optional_at(index) => return Some((index, reason)),
                 Some(reason) => first = first.or(Some((index, reason))),
             }
         }

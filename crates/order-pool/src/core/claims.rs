@@ -105,9 +105,7 @@ pub(super) fn bundle_charge(order: &Order) -> Charge {
 fn cost_of(order: &Order) -> Option<Cost> {
     let tx = match order {
         Order::Tx(tx) => tx,
-        Order::Bundle(bundle) => {
-            bundle.txs().first().filter(|tx| !bundle.is_optional(tx.hash()))?
-        }
+        Order::Bundle(bundle) => bundle.txs().first().filter(|_| !bundle.is_optional_at(0))?,
     };
     Some((tx.sender(), tx.nonce(), tx.max_cost_wei()))
 }

@@ -159,6 +159,9 @@ pub struct Bundle {
     has_assigned_nonce: bool,
     first_seen: SystemTime,
     size_bytes: usize,
+    /// For each transaction, [`Self::is_optional`]: the pool asks it under its lock, and the lists
+    /// may have 200 hashes.
+    optional: Box<[bool]>,
 }
 
 impl Bundle {
@@ -183,11 +186,17 @@ impl Bundle {
         let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
         let slots: usize = parts.targets.iter().map(|target| target.slots.capacity()).sum();
         let targets = parts.targets.capacity() * size_of::<StateTarget>();
-        let size_bytes =
-            size_of::<Order>() + txs + spare + targets + (hashes + slots) * size_of::<B256>();
+        let may_be_left_out = |tx: &Transaction| is_optional(&parts, tx.hash());
+        let optional: Box<[bool]> = parts.txs.iter().map(may_be_left_out).collect();
+        let size_bytes = size_of::<Order>()
+            + txs
+            + spare
+            + targets
+            + (hashes + slots) * size_of::<B256>()
+            + optional.len();
         let first_seen = parts.first_seen.unwrap_or_else(arrival);
         let (id, has_assigned_nonce) = (content, false);
-        Ok(Self { parts, hash, content, id, has_assigned_nonce, first_seen, size_bytes })
+        Ok(Self { parts, hash, content, id, has_assigned_nonce, first_seen, size_bytes, optional })
     }
 
     /// Returns the keccak256 hash of the concatenated transaction hashes, the result of
@@ -225,7 +234,12 @@ impl Bundle {
 
     /// Whether the bundle is valid without this transaction, because it may revert or be omitted.
     pub fn is_optional(&self, tx: &B256) -> bool {
-        self.parts.reverting_tx_hashes.contains(tx) || self.parts.dropping_tx_hashes.contains(tx)
+        is_optional(&self.parts, tx)
+    }
+
+    /// Returns [`Self::is_optional`] of the transaction at this index.
+    pub(crate) fn is_optional_at(&self, index: usize) -> bool {
+        self.optional.get(index).is_some_and(|is_optional| *is_optional)
     }
 
     /// Returns the refund, with rbuilder's defaults: of the last transaction's payment, to the
@@ -280,6 +294,10 @@ impl Bundle {
         }
         self.id = hasher.finalize();
     }
+}
+
+fn is_optional(parts: &BundleParts, tx: &B256) -> bool {
+    parts.reverting_tx_hashes.contains(tx) || parts.dropping_tx_hashes.contains(tx)
 }
 
 fn check(parts: &BundleParts) -> Result<(), BundleError> {
