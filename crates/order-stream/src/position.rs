@@ -91,7 +91,8 @@ impl Position {
         }
     }
 
-    /// Whether the stream was recreated or has lost its end.
+    /// Whether the stream was recreated or has lost its end. The extent must not be older than this
+    /// position.
     pub(crate) fn is_reset(&self, extent: &Extent) -> bool {
         self.created.is_some_and(|created| created != extent.created)
             || self.next > extent.last.saturating_add(1)

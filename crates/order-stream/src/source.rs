@@ -200,9 +200,9 @@ impl SourceTask {
                     check = None;
                     let now = Instant::now();
                     next_check_at = match result {
-                        Ok(StreamInfo { info, clock_offset, .. }) => {
+                        Ok((StreamInfo { clock_offset, .. }, is_reset)) => {
                             self.record_clock_offset(clock_offset);
-                            if self.position.is_reset(&(&info).into()) {
+                            if is_reset {
                                 return Err(State::CatchingUp);
                             }
                             responded_at = now;
@@ -245,13 +245,21 @@ impl SourceTask {
         }
     }
 
+    /// Asks the server about the stream, and returns whether the stream was reset too.
     fn check_stream<'a>(
         &self,
         connection: &'a Connection,
-    ) -> BoxFuture<'a, Result<StreamInfo, State>> {
+    ) -> BoxFuture<'a, Result<(StreamInfo, bool), State>> {
         let stream = self.stream.clone();
         let clock = self.clock;
-        async move { connection.stream_info(&stream, clock).await }.boxed()
+        // Messages that the server stores after its answer may arrive before it.
+        let position = self.position.clone();
+        async move {
+            let info = connection.stream_info(&stream, clock).await?;
+            let is_reset = position.is_reset(&(&info.info).into());
+            Ok((info, is_reset))
+        }
+        .boxed()
     }
 
     fn record_clock_offset(&mut self, offset: ClockOffset) {

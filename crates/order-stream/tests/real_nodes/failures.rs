@@ -361,6 +361,36 @@ async fn a_source_keeps_reading_while_its_check_has_no_response() {
     finish_source(source).await;
 }
 
+/// A response about the stream that came after later messages was taken for a stream that had lost
+/// its end. Builders connected again every few seconds, and got nothing meanwhile.
+#[tokio::test]
+async fn a_source_keeps_its_connection_if_messages_overtake_a_response_about_the_stream() {
+    let fixture = Fixture::new().await;
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let count = move |subject: &str| {
+        counted.fetch_add(usize::from(subject.starts_with("$JS.API.STREAM.INFO.")), SeqCst);
+        true
+    };
+    let url = proxy::start_with_delays(&fixture.server, count, |payload| {
+        let is_info = String::from_utf8_lossy(payload).contains("v1.stream_info_response");
+        if is_info { Duration::from_millis(500) } else { Duration::ZERO }
+    });
+    let built = pool();
+    let source = source(ServerConfig::new(url), &built);
+    for (n, tx) in transactions(30, 3, 0).iter().enumerate() {
+        // The first request is that of the begin.
+        wait_until("a check", || requests.load(SeqCst) >= n + 2).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        store(&fixture, slice::from_ref(tx)).await;
+        let took = wait_until("it comes", || built.contains(tx.hash())).await;
+        println!("it came after {took:?}");
+    }
+    wait_until("a further check", || requests.load(SeqCst) >= 5).await;
+    assert_eq!(source.stats().connects, 1);
+    finish_source(source).await;
+}
+
 /// An ingest stayed ready for 35 seconds, and what it answered with success meanwhile reached no
 /// builder.
 #[tokio::test]
