@@ -3,8 +3,9 @@
 //!
 //! A silence is judged with the Poisson distribution: if 20 announcements are expected in it, the
 //! probability of none is e^-20. Heads must have come meanwhile, because a stalled chain announces
-//! no hashes either. Hashes count when they are read from the socket, so back-pressure of the
-//! fetcher is not a silence.
+//! no hashes either; or the silence must be longer, if a comparison can judge it: two heads may take
+//! half a minute. Hashes count when they are read from the socket, so back-pressure of the fetcher
+//! is not a silence.
 //!
 //! Silence alone is only suspicious, because the load may have ended. The comparison that follows
 //! lists the pool twice, 4 s apart. Hashes that are new in the second list and were not announced
@@ -20,6 +21,10 @@ const SUSPICIOUS_EXPECTATION: f64 = 20.0;
 
 /// The number of heads since the last hash from which on a silence counts.
 const HEADS_WITHOUT_HASHES: u32 = 2;
+
+/// How long a silence without heads must last: with the time of the comparison that follows, a dead
+/// subscription is noticed within fifteen seconds.
+const MIN_SILENCE_WITHOUT_HEADS: Duration = Duration::from_secs(8);
 
 /// The number of hashes at once that may be all that a node had room for: reth's listener behind
 /// the subscription holds 2,048 hashes and silently drops the rest, when a lower base fee promotes
@@ -119,11 +124,13 @@ impl Activity {
         self.never_announced = self.heads_since_hash >= HEADS_WITHOUT_HASHES;
     }
 
-    /// Returns whether the silence since the latest hash is suspicious.
-    pub(super) fn is_silent(&self, now: Instant) -> bool {
+    /// Returns whether the silence since the latest hash is suspicious. `is_compared`: a comparison
+    /// judges it.
+    pub(super) fn is_silent(&self, now: Instant, is_compared: bool) -> bool {
         let silence = now.saturating_duration_since(self.hash_at);
         let expected = self.rate_per_s * silence.as_secs_f64();
-        self.heads_since_hash >= HEADS_WITHOUT_HASHES
+        let is_long = is_compared && silence >= MIN_SILENCE_WITHOUT_HEADS;
+        (self.heads_since_hash >= HEADS_WITHOUT_HASHES || is_long)
             && silence >= MIN_SILENCE
             && (self.never_announced || expected >= SUSPICIOUS_EXPECTATION)
     }

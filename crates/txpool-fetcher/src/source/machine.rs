@@ -292,7 +292,7 @@ impl Machine {
         // The silence lasts: either there was nothing to announce, or the subscription is dead.
         let is_silence_judged = reason == Some(GapReason::Silence)
             && self.state == SourceState::Live
-            && self.activity.is_silent(now);
+            && self.activity.is_silent(now, true);
         match is_silence_judged.then_some(unannounced) {
             Some(0) => self.activity.set_load_ended(now),
             Some(_) => {
@@ -328,7 +328,8 @@ impl Machine {
         if self.state == SourceState::Live && self.next_audit.is_some_and(|due| now >= due) {
             self.compare(GapReason::Audit, now);
         }
-        if self.is_judged() && self.activity.is_silent(now) {
+        let is_compared = self.is_audited && self.state == SourceState::Live;
+        if self.is_judged() && self.activity.is_silent(now, is_compared) {
             self.suspect(now);
         }
     }
@@ -1037,10 +1038,29 @@ mod tests {
                 run.on(Event::Head(second));
             }
         }
-        // Without heads, the chain stands still, and the silence does not count.
-        assert_eq!(run.pass(10 * S).tick(), []);
+        // Without heads, the chain may stand still, and so short a silence does not count.
+        assert_eq!(run.pass(6 * S).tick(), []);
         run.play("head 100 -> \n tick -> \n +1 head 101 -> | live |");
         run
+    }
+
+    /// With slow blocks, a source was live beside an empty pool until the second head.
+    #[test]
+    fn a_long_silence_is_compared_without_heads_if_the_node_lists_its_pool() {
+        let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
+        run.play(LIVE);
+        (0..10).for_each(|_| _ = run.play("+1 tick 100 ->"));
+        run.play(
+            "
+            +7 tick           ->
+            +1 tick           -> compare silence | live | silence
+            +5 compared 7 0 7 -> drop: no hashes are announced, but the node listed 7 new ones | stale
+            down s            -> dial s          | connecting
+            up s              -> compare reconnect
+            unlisted          -> | live
+            +60 tick          -> | live
+            ",
+        );
     }
 
     #[test]

@@ -95,7 +95,7 @@ async fn run(kind: RealNodeKind) {
     let load = Load::start(real.ipc_path(), TPS, RUN + Duration::from_secs(600));
     load.wait_started(&run.fetcher);
     let start = Instant::now();
-    let mut slowest = Duration::ZERO;
+    let [mut slowest, mut longest] = [Duration::ZERO; 2];
     for fault in FAULTS.into_iter().cycle() {
         if start.elapsed() >= RUN {
             break;
@@ -118,9 +118,11 @@ async fn run(kind: RealNodeKind) {
         }
         let took = healed_at.elapsed();
         slowest = slowest.max(took);
+        let empty = std::mem::take(&mut run.longest_empty);
+        longest = longest.max(empty);
         println!(
             "{kind:?} {:>3} s: {fault:?}: {missing} missing at its end, complete and live {:.1} s \
-             later; {states:?}, {}",
+             later; live beside an empty pool for {empty:.1?}; {states:?}, {}",
             start.elapsed().as_secs(),
             took.as_secs_f64(),
             error.unwrap_or_default(),
@@ -128,7 +130,6 @@ async fn run(kind: RealNodeKind) {
         run.look_for(Duration::from_secs(2)).await;
         run.states.clear();
     }
-    let longest = run.longest_empty;
     println!(
         "{kind:?}: slowest recovery {slowest:.1?}, longest live beside an empty pool {longest:.1?}, \
          {:?}",
