@@ -1,5 +1,5 @@
-//! A proxy in front of a server that drops some of the messages that its clients publish, or is late
-//! with some of the responses.
+//! A proxy in front of a server that drops some of the messages that its clients publish, or is
+//! late with some of the responses.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},

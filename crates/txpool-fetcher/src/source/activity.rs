@@ -3,9 +3,9 @@
 //!
 //! A silence is judged with the Poisson distribution: if 20 announcements are expected in it, the
 //! probability of none is e^-20. Heads must have come meanwhile, because a stalled chain announces
-//! no hashes either; or the silence must be longer, if a comparison can judge it: two heads may take
-//! half a minute. Hashes count when they are read from the socket, so back-pressure of the fetcher
-//! is not a silence.
+//! no hashes either; or the silence must be longer, if a comparison can judge it: two heads may
+//! take half a minute. Hashes count when they are read from the socket, so back-pressure of the
+//! fetcher is not a silence.
 //!
 //! Silence alone is only suspicious, because the load may have ended. The comparison that follows
 //! lists the pool twice, 4 s apart. Hashes that are new in the second list and were not announced
