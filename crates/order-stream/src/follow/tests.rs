@@ -224,7 +224,7 @@ fn what_a_pool_holds_for_long_stays_at_builders() {
     let first = items(&mut follower, &ingested, &mut events).remove(0);
     follower.on_published(&first, start);
     deliver(&mut builder, &first);
-    let mut next_repeat = |follower: &mut Follower, seconds| {
+    let next_repeat = |follower: &mut Follower, seconds| {
         follower.next_repeat(start + Duration::from_secs(seconds), time(seconds), &ingested)
     };
     assert!(next_repeat(&mut follower, 29).is_none());
