@@ -185,8 +185,8 @@ def judge(row, figure):
         else:
             most = 250 if row[0].startswith("honest burst") else 50
             promised = {"known": "known p99 ms", "unknown": "p99 ms"}
-            # From 256 addresses only known signers are promised anything.
-            if row[0].endswith(" from 256"):
+            # From 256 addresses and from IPv6 only known signers are promised anything.
+            if row[0].endswith((" from 256", " from an IPv6 /48")):
                 del promised["unknown"]
             for signers, p99 in promised.items():
                 goals += [(figure(f"{signers} refused"), 0, f"messages of {signers} signers refused"),
@@ -198,26 +198,30 @@ def judge(row, figure):
 
 def attack(where):
     names, rows = table(where, "attack")
-    each, seconds = map(float, find(r"announced and ([\d.]+) messages of honest searchers a second, .*, ([\d.]+) s of each", where))
     of = lambda row, name: float(row[names.index(name)])
     for row in rows:
         judge(row, lambda name: of(row, name))
-    # By default the gate is limited. From 256 addresses only known signers are promised anything.
-    rows = [row for row in rows if not row[0].endswith((", gate unlimited", " from 256"))]
+    wrong = sum(of(row, "violations") for row in rows)
+    # By default the gate is limited. From 256 addresses and from IPv6 only known signers are promised anything.
+    rows = [row for row in rows if not row[0].endswith((", gate unlimited", " from 256", " from an IPv6 /48"))]
     attacks = [row for row in rows if row[0] != "none" and not row[0].startswith(("honest burst", "crowd"))]
-    refused, wrong = (sum(of(row, name) for row in attacks for name in kinds)
-                      for kinds in (("known refused", "unknown refused"), ("violations",)))
+    # Bundles with a transaction that was mined meanwhile are refused.
+    refused = sum(of(row, name) for row in attacks for name in ("known refused", "unknown refused")
+                  if "around a mined" not in row[0])
+    # Beside trickled bodies honest uploads take as long without the attack.
+    attacks = [row for row in attacks if not row[0].startswith("trickled")]
     p99 = lambda row: max(of(row, "p99 ms"), of(row, "known p99 ms"))
     worst = max(map(p99, attacks))
     (burst,) = [row for row in rows if row[0].startswith("honest burst")]
     (burst_p99,) = map(float, find(rf"{burst[0]}.*p99 ([\d.]+) ms", where))
-    said = f"{refused:.0f} of {number(each * seconds * len(attacks))} messages refused, {wrong:.0f} wrong orders before a head, from one and eight addresses"
+    live = max(of(row, "live p50 ms") / of(row, "unattacked live p50 ms") for row in attacks)
     return [
-        ["honest searchers under the attacks on the RPC port", missed(said, refused + wrong == 0), "0"],
-        ["p99 of their answers under the worst of them", missed(f"{worst:.0f} ms", worst <= 50), "50 ms"],
+        ["wrong orders before a head under all attacks on the RPC port; honest messages refused from one and eight addresses",
+         missed(f"{wrong:.0f}; {refused:.0f}", refused + wrong == 0), "0"],
+        ["p99 of honest answers under the worst of these", missed(f"{worst:.0f} ms", worst <= 50), "50 ms"],
+        ["p50 from the node's announcement to the builder under the worst, to that without", missed(f"{live:.1f}", live <= 2), "2"],
         ["512 honest bundles at once",
          missed(f"{of(burst, 'accepted'):.0f} accepted, p99 {burst_p99:.0f} ms", of(burst, "accepted") == of(burst, "sent") and burst_p99 <= 250), "512, 250 ms"],
-        ["p99 of other callers beside these 512", missed(f"{p99(burst):.0f} ms", p99(burst) <= 250), "250 ms"],
     ]
 
 
