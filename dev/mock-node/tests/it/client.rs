@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How long a test waits for a line before it fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, MockNode) {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -2,6 +2,7 @@
 
 use std::{
     net::TcpStream,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,7 +17,7 @@ use mock_node::{
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::{self, Message};
 
-use crate::client::{Client, connected, start, subscribed};
+use crate::client::{Client, PATIENCE, connected, start, subscribed};
 
 const RAW: &str = "eth_getRawTransactionByHash";
 /// How long a temporary quirk lasts: long enough that a slow machine observes it.
@@ -180,7 +181,14 @@ fn all_requests_or_those_of_one_method_get_no_answer() {
     client.result("eth_blockNumber", json!([]));
     node.set_quirks(|quirks| quirks.is_mute = true);
     client.request_raw(8, hash);
-    Client::to(&node).request_raw(9, hash);
+    let mut other = Client::to(&node);
+    other.request_raw(9, hash);
+    // Until the node has read all three requests.
+    let deadline = Instant::now() + PATIENCE;
+    while node.stats().methods[RAW] < 3 {
+        assert!(Instant::now() < deadline, "{:?}", node.stats());
+        thread::sleep(Duration::from_millis(1));
+    }
     let announced = node.burst(1)[0];
     assert_eq!(client.announced(), announced, "no answer precedes it");
     node.set_quirks(|quirks| *quirks = Quirks::default());
