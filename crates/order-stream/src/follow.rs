@@ -78,6 +78,10 @@ pub(crate) const REPEAT_INTERVAL: Duration = DEFAULT_TX_RETENTION.checked_div(2)
 const REPEATS_IN_A_ROW: usize = 32;
 const REPEAT_PAUSE: Duration = Duration::from_millis(5);
 
+/// After this time without a head nothing is published again: ten slots. The node may have stopped
+/// to follow the chain, and then lists for ever what blocks contain.
+const MAX_HEAD_PAUSE: Duration = Duration::from_secs(120);
+
 /// A message to be published. It shares the order with the pool and is encoded when it is sent.
 #[derive(Debug)]
 pub(crate) struct Item {
@@ -210,6 +214,8 @@ struct Repeats {
     due: VecDeque<(Instant, OrderId)>,
     in_a_row: usize,
     pauses_until: Option<Instant>,
+    /// When the latest head was published, if heads are.
+    head_at: Option<Instant>,
 }
 
 /// Follows the events of a pool and remembers which orders of the pool were published.
@@ -462,6 +468,9 @@ impl Follower {
     /// Records that a message is published at `now`. If it is about a public order, the order is
     /// published again after [`REPEAT_INTERVAL`].
     pub(crate) fn on_published(&mut self, item: &Item, now: Instant) {
+        if let Record::Head(_) = item.record {
+            self.repeats.head_at = Some(now);
+        }
         if let Record::Order(order) = &item.record
             && self.flow == Flow::Public
             && let Some(published) = self.published.get_mut(&order.id())
@@ -472,10 +481,14 @@ impl Follower {
         }
     }
 
-    /// Returns when there may be an order to publish again.
-    pub(crate) fn next_repeat_at(&self) -> Option<Instant> {
-        let (due, _) = self.repeats.due.front()?;
-        Some(self.repeats.pauses_until.map_or(*due, |pause| pause.max(*due)))
+    /// Returns when, from `now` on, there may be an order to publish again; `None` also if the
+    /// latest head will be too old then.
+    pub(crate) fn next_repeat_at(&self, now: Instant) -> Option<Instant> {
+        let Repeats { due, pauses_until, head_at, .. } = &self.repeats;
+        let (due, _) = *due.front()?;
+        let repeat_at = pauses_until.map_or(due, |pause| pause.max(due)).max(now);
+        let is_current = |head_at: Instant| repeat_at <= head_at + MAX_HEAD_PAUSE;
+        head_at.is_none_or(is_current).then_some(repeat_at)
     }
 
     /// Returns a public order to be published again at `now`, if the pool still holds it.
@@ -486,7 +499,7 @@ impl Follower {
         server_time: SystemTime,
         pool: &OrderPool,
     ) -> Option<Item> {
-        while self.next_repeat_at().is_some_and(|repeat_at| repeat_at <= now) {
+        while self.next_repeat_at(now).is_some_and(|repeat_at| repeat_at <= now) {
             let (due, id) = self.repeats.due.pop_front()?;
             // The order may have left the pool, and may have been published again since.
             let published = self.published.get(&id);

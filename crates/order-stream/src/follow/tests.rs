@@ -249,7 +249,32 @@ fn what_a_pool_holds_for_long_stays_at_builders() {
     ingested.on_head(Block::new(head(1, 0, 0), [*tx.hash()]));
     follow(&mut follower, &ingested, &mut events);
     assert!(next_repeat(&mut follower, 150).is_none(), "it is mined");
-    assert_eq!(follower.next_repeat_at(), None);
+    assert_eq!(follower.next_repeat_at(start), None);
+}
+
+/// A node that stays behind lists for ever what blocks contain.
+#[test]
+fn nothing_is_published_again_without_heads() {
+    let (ingested, start) = (pool(), Instant::now());
+    let (mut follower, mut events) = (Follower::new(Flow::Public, true), ingested.subscribe_all());
+    txs(2).iter().for_each(|tx| insert(&ingested, tx, Origin::Mempool));
+    ingested.on_head(Block::new(head(1, 0, 0), []));
+    for item in items(&mut follower, &ingested, &mut events) {
+        follower.on_published(&item, start);
+    }
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let is_repeated = |follower: &mut Follower, seconds| {
+        follower.next_repeat(after(seconds), time(seconds), &ingested).is_some()
+    };
+    assert!(is_repeated(&mut follower, 120));
+    assert_eq!(follower.next_repeat_at(after(121)), None, "nobody waits for it");
+    assert!(!is_repeated(&mut follower, 121));
+    ingested.on_head(Block::new(head(2, 0, 0), []));
+    for item in items(&mut follower, &ingested, &mut events) {
+        follower.on_published(&item, after(122));
+    }
+    assert_eq!(follower.next_repeat_at(after(122)), Some(after(122)));
+    assert!(is_repeated(&mut follower, 122));
 }
 
 #[test]
@@ -262,8 +287,8 @@ fn orders_are_published_again_with_pauses() {
     }
     let mut counts = Vec::new();
     let mut now = start + REPEAT_INTERVAL;
-    while let Some(repeat_at) = follower.next_repeat_at() {
-        now = now.max(repeat_at);
+    while let Some(repeat_at) = follower.next_repeat_at(now) {
+        now = repeat_at;
         let repeats = std::iter::from_fn(|| follower.next_repeat(now, time(30), &ingested));
         counts.push(repeats.count());
     }

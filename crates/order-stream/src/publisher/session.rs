@@ -173,7 +173,8 @@ impl<'a> Session<'a> {
         let fair_queue_at =
             if may_publish_unknown { self.task.fair_queue.next_wake() } else { None };
         let may_repeat = self.may_publish() && self.task.may_publish_again();
-        let repeat_at = if may_repeat { self.task.follower.next_repeat_at() } else { None };
+        let follower = &self.task.follower;
+        let repeat_at = if may_repeat { follower.next_repeat_at(Instant::now()) } else { None };
         // When the state and the readiness change, because nothing was stored for too long.
         let unstored_at = match self.task.status.unstored.duration() {
             Some(unstored_for) if self.task.window.len() > 0 => {
