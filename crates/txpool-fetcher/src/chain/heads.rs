@@ -38,11 +38,15 @@ const MAX_ATTEMPTS: u32 = 7;
 const RETRY_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
-/// The part of the time-out of a call, one sixteenth, for which a block is waited for while a newer
-/// head waits, if the block before could not be read either: 0.6 s. Otherwise it is the whole
-/// time-out. So the heads of a node that does not return its blocks catch up, and one that returns
-/// them again is noticed.
-const IMPATIENCE: u32 = 16;
+/// How many time-outs of a call a block is waited for while a newer head waits: two, 20 s. Within
+/// one, a dead connection is only noticed; then it is opened again and returns the block. What
+/// builders of a fleet do not learn of a block they never learn.
+const PATIENCE: u32 = 2;
+
+/// The part of this time, one thirty-second, for which a block is waited for if the block before
+/// could not be read either: 0.6 s. So the heads of a node that does not return its blocks catch
+/// up, and one that returns them again is noticed.
+const IMPATIENCE: u32 = 32;
 
 /// Requests the head of a source. It is called right after a connect: otherwise the base fee would
 /// be unknown until the next block, and heads that were missed while disconnected would go
@@ -88,9 +92,9 @@ async fn latest_block(calls: &Connection, limit: Duration) -> Result<Block, Unre
 /// Follows the heads of one source: reads the blocks that each needs, one head after another.
 pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlog>) {
     let heads = &backlog.heads;
-    let call_timeout = chain.context.settings.limits.call_timeout;
+    let first_patience = chain.context.settings.limits.call_timeout * PATIENCE;
     let mut newer = None;
-    let mut patience = call_timeout;
+    let mut patience = first_patience;
     loop {
         let announced = match newer.take() {
             Some(announced) => announced,
@@ -103,7 +107,7 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlo
             let read = match read(&chain, source, hash, heads, &mut newer, patience).await {
                 Some(read) => {
                     let divisor = if read.is_ok() { 1 } else { IMPATIENCE };
-                    patience = call_timeout / divisor;
+                    patience = first_patience / divisor;
                     read
                 }
                 // The newer head is this one, announced again, which the follower would ignore.
