@@ -73,6 +73,10 @@ const MAX_UNSENT_CANCELLATIONS: usize = 65_536;
 /// lost, and builders that start find each order in the stream.
 pub(crate) const REPEAT_INTERVAL: Duration = DEFAULT_TX_RETENTION.checked_div(2).unwrap();
 
+/// How many entries of orders that have left the pool, or have been published since, may wait beside
+/// as many as twice the orders of the pool.
+const MAX_OUTDATED_REPEATS: usize = 1_024;
+
 /// How many orders are published again without a pause. A node may have listed 20,000 at the same
 /// time, which would delay new orders by a second.
 const REPEATS_IN_A_ROW: usize = 32;
@@ -208,7 +212,8 @@ struct Published {
     repeat_at: Option<Instant>,
 }
 
-/// The orders that are to be published again, the earliest first, and the pauses between them.
+/// The orders that are to be published again, the earliest first, and the pauses between them. Some
+/// entries are outdated: [`Published::repeat_at`] decides.
 #[derive(Debug, Default)]
 struct Repeats {
     due: VecDeque<(Instant, OrderId)>,
@@ -478,6 +483,13 @@ impl Follower {
             let repeat_at = now + REPEAT_INTERVAL;
             published.repeat_at = Some(repeat_at);
             self.repeats.due.push_back((repeat_at, order.id()));
+        }
+        // While nothing is published again, as without heads, only this bounds the entries.
+        if self.repeats.due.len() > 2 * self.published.len() + MAX_OUTDATED_REPEATS {
+            let published = &self.published;
+            self.repeats.due.retain(|(due, id)| {
+                published.get(id).is_some_and(|published| published.repeat_at == Some(*due))
+            });
         }
     }
 

@@ -47,7 +47,8 @@ pub struct StreamConfig {
     pub replicas: usize,
     /// How long the stream keeps a message and its id; the id of a private message for at most a
     /// minute. Set it to the retention of the pools: a source that starts reads what the stream
-    /// keeps, and a transaction that comes back to a pool within this time is not stored again.
+    /// keeps, and a transaction that comes back to a pool within this time is stored again only
+    /// when its publisher repeats it, 30 s later.
     /// Default [`DEFAULT_MAX_AGE`] or [`DEFAULT_PRIVATE_MAX_AGE`]; 1 s to 1 day.
     pub max_age: Duration,
     /// The most bytes that the stream keeps. Above it the server deletes the oldest messages. A

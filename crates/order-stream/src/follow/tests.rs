@@ -252,6 +252,27 @@ fn what_a_pool_holds_for_long_stays_at_builders() {
     assert_eq!(follower.next_repeat_at(start), None);
 }
 
+/// Without heads nothing takes them out.
+#[test]
+fn entries_of_orders_that_left_the_pool_are_bounded() {
+    let ingested = pool();
+    let mut follower = Follower::new(Flow::Public, true);
+    let mut events = ingested.subscribe_all();
+    ingested.on_head(Block::new(head(1, 0, 0), []));
+    let start = Instant::now();
+    for (n, few) in txs(3_000).chunks(100).enumerate() {
+        few.iter().for_each(|tx| insert(&ingested, tx, Origin::Mempool));
+        for item in items(&mut follower, &ingested, &mut events) {
+            follower.on_published(&item, start);
+        }
+        let mined: Vec<_> = few.iter().map(|tx| *tx.hash()).collect();
+        ingested.on_head(Block::new(head(2 + n as u64, 0, 0), mined));
+    }
+    follow(&mut follower, &ingested, &mut events);
+    assert_eq!(follower.published.len(), 0);
+    assert!(follower.repeats.due.len() <= MAX_OUTDATED_REPEATS + 200);
+}
+
 /// A node that stays behind lists for ever what blocks contain.
 #[test]
 fn nothing_is_published_again_without_heads() {
