@@ -7,9 +7,9 @@
 //! subscription on. It is a process of its own (this program again), so that what it burns is not
 //! ours.
 //!
-//! **Equal work.** After every run, what the node announced and what was backfilled are in the
-//! pool, each of them; nothing else, and nothing twice. Every hash has had its one outcome. If not,
-//! the bench fails; timings never fail it.
+//! **Equal work.** After every run, the pool holds each announced and each backfilled transaction
+//! once, and no other. Every hash has had one outcome. Otherwise the bench fails; timings never fail
+//! it.
 
 use std::{
     sync::{Arc, Mutex},

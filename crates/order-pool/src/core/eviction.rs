@@ -343,7 +343,7 @@ impl<'a> EvictionPlan<'a> {
                 {
                     continue;
                 }
-                // Of an order with many holders, only the claim of the new one is looked for.
+                // An order with many holders is only searched for the claim of the new one.
                 let new_holder = [self.new.holder];
                 let holders = if order.holders.len() > MAX_HOLDERS {
                     if self.half.is_held_by(seq, &new_holder[0]) { &new_holder[..] } else { &[] }

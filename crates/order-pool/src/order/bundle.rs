@@ -335,7 +335,7 @@ fn check(parts: &BundleParts) -> Result<(), BundleError> {
     check_targets(parts.targets.len(), parts.targets.iter().map(|target| target.slots.len()).sum())
 }
 
-/// Checks the number of targeted contracts, and of their storage slots together.
+/// Checks the number of targeted contracts, and the total number of their storage slots.
 pub(super) fn check_targets(addresses: usize, slots: usize) -> Result<(), BundleError> {
     for (field, value, limit) in [
         ("targetAddresses", addresses, MAX_TARGET_ADDRESSES),

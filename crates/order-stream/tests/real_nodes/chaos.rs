@@ -190,7 +190,7 @@ impl Fleet {
     }
 }
 
-/// The servers of the fleet, one of which may fail at a time.
+/// The servers of the fleet. At most one fails at a time.
 struct Servers {
     cluster: NatsCluster,
     failing: Option<usize>,

@@ -139,7 +139,7 @@ impl fmt::Display for Searchers {
 
 impl Searchers {
     pub(crate) fn new(seed: u64, count: usize, pause: Duration) -> Self {
-        // Each transaction has a sender of its own, because a pool holds few private ones of each.
+        // Each transaction has its own sender: a pool holds few private transactions of one sender.
         let with_own_sender = |(n, tx): (usize, Transaction)| {
             let sender = Address::left_padding_from(&(n as u64 + 1_000).to_be_bytes());
             let tx = Recovered::new_unchecked(tx.recovered().inner().clone(), sender);

@@ -39,8 +39,8 @@ const RETRY_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
 /// How many time-outs of a call a block is waited for while a newer head waits: two, 20 s. Within
-/// one, a dead connection is only noticed; then it is opened again and returns the block. What
-/// builders of a fleet do not learn of a block they never learn.
+/// one, a dead connection is only noticed; then it is opened again and returns the block. Builders
+/// of a fleet learn only from their ingests what a block contains.
 const PATIENCE: u32 = 2;
 
 /// The part of this time, one thirty-second, for which a block is waited for if the block before
