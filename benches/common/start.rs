@@ -8,8 +8,8 @@
 //! ours.
 //!
 //! **Equal work.** After every run, the pool holds each announced and each backfilled transaction
-//! once, and no other. Every hash has had one outcome. Otherwise the bench fails; timings never fail
-//! it.
+//! once, and no other. Every hash has had one outcome. Otherwise the bench fails; timings never
+//! fail it.
 
 use std::{
     sync::{Arc, Mutex},

@@ -22,10 +22,10 @@
 //! far the machine can be trusted.
 //!
 //! **Equal work.** Every run announces the first transactions of one list. Each run asserts that
-//! the node announced that list, and that every pooled transaction is in it, was pooled once, and has
-//! the right sender and sidecar. What a rival did not pool is its loss. Ours must have pooled everything but
-//! what overran its buffer and was counted, or the bench fails; timings never fail it. `rates`
-//! asserts that every contender but *sequential* pooled all of them.
+//! the node announced that list, and that every pooled transaction is in it, was pooled once, and
+//! has the right sender and sidecar. What a rival did not pool is its loss. Ours must have pooled
+//! everything but what overran its buffer and was counted, or the bench fails; timings never fail
+//! it. `rates` asserts that every contender but *sequential* pooled all of them.
 //!
 //! **The cost.** Each run has a process of its own for the contender, so that CPU time and memory
 //! are its own: CPU time from the first announcement to the last order, subscriber included, for

@@ -73,8 +73,8 @@ const MAX_UNSENT_CANCELLATIONS: usize = 65_536;
 /// lost, and builders that start find each order in the stream.
 pub(crate) const REPEAT_INTERVAL: Duration = DEFAULT_TX_RETENTION.checked_div(2).unwrap();
 
-/// How many entries of orders that have left the pool, or have been published since, may wait beside
-/// as many as twice the orders of the pool.
+/// How many entries of orders that have left the pool, or have been published since, may wait
+/// beside as many as twice the orders of the pool.
 const MAX_OUTDATED_REPEATS: usize = 1_024;
 
 /// How many orders are published again without a pause. A node may have listed 20,000 at the same

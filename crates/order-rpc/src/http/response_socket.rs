@@ -43,8 +43,8 @@ impl Reader {
     }
 }
 
-/// A socket whose response takes a place among the [`Limiter::slow_responses`] when it is not written
-/// within `slow_body_after`. Without a place the socket fails.
+/// A socket whose response takes a place among the [`Limiter::slow_responses`] when it is not
+/// written within `slow_body_after`. Without a place the socket fails.
 #[derive(Debug)]
 pub(super) struct ResponseSocket<S> {
     socket: Pin<Box<S>>,

@@ -312,8 +312,8 @@ mod tests {
         assert!(enter("10.1.0.1", 0).is_ok());
     }
 
-    /// The upload lost its place to one slow body from each of many addresses, though not to several
-    /// from each.
+    /// The upload lost its place to one slow body from each of many addresses, though not to
+    /// several from each.
     #[test]
     fn an_upload_that_has_just_begun_does_not_give_way_to_one_slow_body_of_each_of_many() {
         let limits = Limits::new(OrderRpcConfig::new(1));
