@@ -22,7 +22,9 @@ metric_set! {
             "connections that were opened, by `side`",
             "side": ["publisher"];
         count published = "order_stream_published_total", Count,
-            "messages published for the first time";
+            "messages, each counted once however often it is published";
+        count repeated = "order_stream_repeated_total", Count,
+            "of them, orders that had been published before and that the pool still holds";
         counter bytes = "order_stream_published_bytes_total", Bytes, "their payload";
         count acknowledged[2] = "order_stream_acknowledged_total", Count,
             "messages that the stream has, by `outcome`: stored, duplicate",
@@ -40,7 +42,7 @@ metric_set! {
             "orders of unknown callers that left the pool while they waited, and cancellations \
              without room to wait";
         count republished = "order_stream_republished_total", Count,
-            "messages published once more";
+            "messages published once more because the stream may not have them";
         count lost_events = "order_stream_lost_events_total", Count,
             "events that left the pool's log before they were read";
         count comparisons = "order_stream_comparisons_total", Count, "comparisons with the pool";
@@ -108,8 +110,11 @@ load_control::labels! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublisherStats {
-    /// Messages that were published for the first time: `order_stream_published_total`.
+    /// Messages, each counted once however often it is published: `order_stream_published_total`.
     pub published: u64,
+    /// How many of [`Self::published`] repeat an order that the pool still holds 30 s after it was
+    /// published: `order_stream_repeated_total`.
+    pub repeated: u64,
     /// Messages that the stream stored from this publisher:
     /// `order_stream_acknowledged_total{outcome="stored"}`.
     pub stored: u64,
@@ -133,7 +138,8 @@ pub struct PublisherStats {
     /// far as the publisher knows, are not counted, nor are those that another caller had sent
     /// before, because they are published for that one. `order_stream_unsent_total`.
     pub unsent: u64,
-    /// Messages that were published once more: `order_stream_republished_total`.
+    /// How often a message was published once more because the stream may not have it:
+    /// `order_stream_republished_total`.
     pub republished: u64,
     /// Events that left the pool's log before they were read. A comparison follows.
     /// `order_stream_lost_events_total`.
@@ -170,6 +176,7 @@ impl PublisherCounters {
         let unpublished = self.unpublished.get();
         PublisherStats {
             published: published.max(finished),
+            repeated: self.repeated.get(),
             stored,
             duplicate,
             refused,

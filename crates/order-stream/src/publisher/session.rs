@@ -238,6 +238,7 @@ impl<'a> Session<'a> {
             counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);
         }
         counters.published.add(1);
+        counters.repeated.add(u64::from(item.period.is_some()));
         counters.bytes.increment(size_bytes as u64);
         window.add(item, size_bytes)
     }
