@@ -56,7 +56,7 @@ pub enum Event {
     ///
     /// - the removal of N's transactions,
     /// - the orders that a reorg put back,
-    /// - the removal of up to 64 bundles that are for N, or that require a transaction of N.
+    /// - the removal of up to 16 bundles that are for N, or that require a transaction of N.
     ///   Further ones are removed after this event, so a reader must compare a bundle's block
     ///   itself,
     /// - the removal of up to 256 private transactions whose last block is N.

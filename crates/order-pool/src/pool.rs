@@ -5,9 +5,9 @@
 //! of nonces and a step of upkeep are divided into steps that take it once each. What one hold does
 //! is bounded:
 //!
-//! - An insert evicts at most 512 transactions, or removes at most 64 bundles to make room and 4
-//!   that are expired or invalid. To find them, it inspects a few thousand orders.
-//! - A step touches at most 256 transactions, removes at most 4 bundles, or rewrites at most 16
+//! - An insert evicts at most 512 transactions, or removes at most 64 bundles to make room and one
+//!   that is expired or invalid. To find them, it inspects a few thousand orders.
+//! - A step touches at most 256 transactions, removes one bundle, or rewrites at most 16
 //!   pages.
 //! - A step that puts back what a reorg un-mined ends with the order that brings it to 256
 //!   transactions, whose insert may evict others.
@@ -56,9 +56,12 @@ use crate::{
 /// millisecond, at about 2 us each.
 const PER_STEP: usize = 256;
 
-/// The most steps that remove bundles before a head is published, and with each step of upkeep.
-/// They remove 64 bundles in about two milliseconds.
-const SWEEPS_IN_A_ROW: usize = 16;
+/// The most bundles that are removed before a head is published, and after a list of nonces. Each
+/// takes a step of its own: together about two milliseconds.
+const SWEPT_WITH_HEAD: usize = 16;
+
+/// The most bundles that one step of upkeep removes.
+const SWEPT_BY_UPKEEP: usize = 64;
 
 /// The pause between two steps of a head. Without it the thread that has just released the lock
 /// would usually take it again before a thread that waits for it.
@@ -280,7 +283,7 @@ impl OrderPool {
         in_steps(&mined, |hashes| {
             shared.write(|core| core.remove_mined(&head, hashes, &mut raised))
         });
-        shared.sweep_some();
+        shared.sweep_some(SWEPT_WITH_HEAD);
         let expire_private = || shared.write(|core| core.expire_private(PER_STEP));
         let has_more_expired = expire_private();
         let counters = &shared.tables.counters;
@@ -415,7 +418,7 @@ impl OrderPool {
     }
 
     /// Runs one bounded step of upkeep: removes expired and invalid orders, rewrites pages, frees
-    /// memory. Returns whether more may be due. Takes the writer's lock up to 18 times, each time
+    /// memory. Returns whether more may be due. Takes the writer's lock up to 66 times, each time
     /// for a bounded part of the work; inserts run in between.
     ///
     /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
@@ -463,9 +466,9 @@ impl PoolShared {
         outcome
     }
 
-    /// Removes some of the expired and invalid bundles. Returns whether more are left.
-    fn sweep_some(&self) -> bool {
-        for _ in 0..SWEEPS_IN_A_ROW {
+    /// Removes at most `limit` expired and invalid bundles. Returns whether more are left.
+    fn sweep_some(&self, limit: usize) -> bool {
+        for _ in 0..limit {
             if !self.write(Core::sweep) {
                 return false;
             }
@@ -483,7 +486,7 @@ impl PoolShared {
             self.write(|core| core.remove_stale(head, &mut raised, PER_STEP));
             thread::sleep(STEP_PAUSE);
         }
-        self.sweep_some();
+        self.sweep_some(SWEPT_WITH_HEAD);
     }
 
     fn lock(&self) -> MutexGuard<'_, Writer> {
@@ -531,7 +534,7 @@ impl PoolShared {
 
     pub(crate) fn upkeep(&self) -> bool {
         let started = Instant::now();
-        let sweeping = self.sweep_some();
+        let sweeping = self.sweep_some(SWEPT_BY_UPKEEP);
         let expiring = self.write(|core| core.expire(PER_STEP));
         let (replaced, publishing) = {
             let mut writer = self.lock();

@@ -25,8 +25,8 @@ const JITTER: f64 = 0.2;
 
 /// The shortest pause between two steps while the load is high. Steps of 256 transactions then
 /// process at most 25,600 a second, well above the 2,000 a second that expire. Each step also
-/// removes up to 64 expired or invalid bundles: some 4,000 a second, so 20,000, the default cap,
-/// within half a slot.
+/// removes up to 64 expired or invalid bundles: some 3,000 a second, so 20,000, the default cap,
+/// within seven seconds.
 const LOADED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pace of upkeep.
@@ -118,7 +118,7 @@ impl Upkeep {
     }
 
     /// Ends the upkeep, and waits for its thread for at most `deadline`. A step takes less than a
-    /// millisecond, or a few milliseconds while bundles are removed.
+    /// millisecond, or some ten milliseconds while bundles are removed.
     pub fn shutdown(self, deadline: Duration) -> UpkeepEnd {
         drop(self.stop);
         let (reason, ended) = match self.end.recv_timeout(deadline) {

@@ -53,10 +53,6 @@ use crate::{
     read::{Index, SeenState, SeenWindow},
 };
 
-/// The most invalid or expired bundles that one step removes. With the most transactions that a
-/// bundle may have, each takes about 60 us, so inserts wait for a quarter of a millisecond.
-const SWEPT_PER_STEP: usize = 4;
-
 /// A change to publish to readers. Each of the first three is an event with the next sequence
 /// number.
 #[derive(Clone, Debug)]
@@ -233,22 +229,23 @@ impl Core {
         }
     }
 
-    /// Removes at most [`SWEPT_PER_STEP`] bundles that blocks have made invalid, or whose block has
-    /// passed or is above [`Self::last_kept_block`]. Returns whether more are left. Readers do not
-    /// find a bundle whose block has passed.
+    /// Removes one bundle that a block has made invalid, or whose block has passed or is above
+    /// [`Self::last_kept_block`]. Returns whether more may be left. Readers do not find a bundle
+    /// whose block has passed.
+    ///
+    /// It is one, because inserts wait for this. With the most transactions that a bundle may have,
+    /// it takes about 60 us.
     pub(crate) fn sweep(&mut self) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = self.last_kept_block(head);
-        for _ in 0..SWEPT_PER_STEP {
-            if let Some((head, invalidation)) = self.invalidations.front().copied() {
-                self.sweep_invalidation(head, invalidation);
-            } else if let Some(seq) = self.bundles.first_up_to(head) {
-                self.remove_bundle(seq, RemoveReason::BlockPassed);
-            } else if let Some(seq) = self.bundles.first_above(last) {
-                self.remove_bundle(seq, RemoveReason::BlockTooFar);
-            } else {
-                return false;
-            }
+        if let Some((head, invalidation)) = self.invalidations.front().copied() {
+            self.sweep_invalidation(head, invalidation);
+        } else if let Some(seq) = self.bundles.first_up_to(head) {
+            self.remove_bundle(seq, RemoveReason::BlockPassed);
+        } else if let Some(seq) = self.bundles.first_above(last) {
+            self.remove_bundle(seq, RemoveReason::BlockTooFar);
+        } else {
+            return false;
         }
         true
     }

@@ -32,8 +32,8 @@ const EXTENSION_DIVISOR: u32 = 5;
 /// The most transactions of one sender and nonce that are compared, of those that a node lists.
 const MAX_SAME_NONCE: usize = 16;
 
-/// The number of transactions as which some steps of a reinsertion count: to remove expired
-/// bundles, and to look for room among all signers of a holder. Each takes a tenth of a
+/// The number of transactions as which some steps of a reinsertion count: to remove an expired
+/// bundle, and to look for room among all signers of a holder. Each takes a tenth of a
 /// millisecond.
 const SLOW_STEP_TXS: usize = 64;
 
@@ -475,7 +475,7 @@ impl Core {
             let result = match &*removed.order {
                 Order::Tx(_) => self.reinsert_tx(&removed),
                 Order::Bundle(_) => {
-                    // Expired bundles are removed first, so that they take no room.
+                    // An expired bundle is removed first, so that it takes no room.
                     let are_left = self.sweep();
                     let result = self.reinsert_bundle(&removed);
                     touched += if are_left || result.is_err() { SLOW_STEP_TXS } else { 0 };
