@@ -404,8 +404,9 @@ impl Follower {
             return Link::Repeat;
         }
         let is_deep = oldest.number <= first.head.number || branch.ancestors.len() == MAX_ANCESTORS;
-        // A single head with a huge number must not hide the honest ones.
-        let is_far = number > latest.number.saturating_add(MAX_ANCESTORS as u64);
+        // A single head with a huge number must not hide the honest ones. One whose parent was read
+        // is not single: the node has gone far ahead, and has dropped the blocks between.
+        let is_far = number > latest.number.saturating_add(MAX_ANCESTORS as u64) && !is_proven;
         if is_deep && !leads {
             Link::Rejected(None)
         } else if is_deep && is_proven {

@@ -538,6 +538,35 @@ async fn after_a_chain_reset_transactions_of_the_old_chain_are_pooled_again() {
     assert_eq!(head_number(&pool), Some(2));
 }
 
+/// Before the fix all its heads were rejected, without an end, while it was live: they could not be
+/// linked, and were so much higher that they seemed invented.
+#[tokio::test]
+async fn a_node_that_has_gone_far_ahead_and_dropped_the_blocks_between_is_followed() {
+    let (fake, _fetcher, pool) = start_at_first_head().await;
+    let last_blocks: Vec<_> = blocks(197..=200).collect();
+    fake.restart(&last_blocks);
+    eventually("the head", || head_number(&pool) == Some(200)).await;
+    fake.announce(&FakeBlock::new(201, 201, 200, &[]));
+    eventually("the next head", || head_number(&pool) == Some(201)).await;
+}
+
+#[tokio::test]
+async fn a_chain_that_comes_back_after_a_reset_is_followed() {
+    let fake = Fake::start();
+    fake.lock().genesis = Some(B256::repeat_byte(1));
+    let (_fetcher, pool) = ingest_fast(fake.config()).await;
+    blocks(2..=90).for_each(|block| fake.announce(&block));
+    eventually("the head", || head_number(&pool) == Some(90)).await;
+    fake.lock().genesis = Some(B256::repeat_byte(2));
+    fake.restart(&[FakeBlock::new(4, 1_004, 1_003, &[])]);
+    eventually("the other chain", || head_number(&pool) == Some(4)).await;
+    fake.lock().genesis = Some(B256::repeat_byte(1));
+    fake.restart(&[FakeBlock::new(91, 91, 90, &[])]);
+    eventually("the first chain", || head_number(&pool) == Some(91)).await;
+    fake.announce(&FakeBlock::new(92, 92, 91, &[]));
+    eventually("the next head", || head_number(&pool) == Some(92)).await;
+}
+
 /// Before the fix the head was applied after the reset, without its hashes: the first head of the
 /// new chain was one of the old chain.
 #[tokio::test]
