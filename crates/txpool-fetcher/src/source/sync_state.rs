@@ -37,6 +37,8 @@ pub(super) struct SyncResponse {
 pub(super) struct SyncState {
     says_syncing: bool,
     head: Option<Head>,
+    /// The latest timestamp of all its heads.
+    latest_timestamp: Duration,
     /// The timestamps of heads of the last minute, and the times at which they came.
     recent: VecDeque<(Duration, Instant)>,
     /// How much this machine's clock is ahead, while it seems to be.
@@ -57,6 +59,7 @@ impl SyncState {
     pub(super) fn record(&mut self, head: Head, now: Instant) {
         let is_new = self.head.is_none_or(|before| before.hash != head.hash);
         self.head = Some(head);
+        self.latest_timestamp = self.latest_timestamp.max(timestamp(&head));
         let is_spaced = self
             .recent
             .back()
@@ -67,7 +70,7 @@ impl SyncState {
     }
 
     /// Returns whether the node is behind the chain: its head is older than [`MAX_HEAD_AGE`] by
-    /// this machine's clock, and
+    /// this machine's clock, or by an earlier head of the same node if the clock is behind, and
     /// - it says that it is syncing, and its heads do not keep the pace of the clock, or
     /// - another source has a head that is newer by more than [`MAX_HEAD_AGE`].
     ///
@@ -87,18 +90,19 @@ impl SyncState {
         now: Instant,
     ) -> bool {
         self.recent.retain(|(_, seen_at)| now.saturating_duration_since(*seen_at) <= MAX_HEAD_AGE);
-        let age = self.head.map(|head| unix_time.saturating_sub(timestamp(&head)));
-        let Some((head, age)) = self.head.zip(age).filter(|(_, age)| *age > MAX_HEAD_AGE) else {
-            self.ahead = None;
-            self.is_ahead_reported = false;
-            return false;
-        };
+        let Some(head) = self.head else { return false };
+        let age = unix_time.saturating_sub(timestamp(&head));
+        let is_old_by_clock = age > MAX_HEAD_AGE;
         let keeps_pace = self.keeps_pace();
-        self.ahead = keeps_pace.then_some(age);
+        self.ahead = (is_old_by_clock && keeps_pace).then_some(age);
+        self.is_ahead_reported &= is_old_by_clock;
+        let is_old = self.latest_timestamp > timestamp(&head).saturating_add(MAX_HEAD_AGE);
+        if !is_old_by_clock && !is_old {
+            return false;
+        }
         let max_lead = MAX_HEAD_AGE.as_secs();
-        // This cannot overflow, because the head is older than the clock.
         let is_another_newer =
-            latest_timestamp.is_some_and(|latest| latest > head.timestamp + max_lead);
+            latest_timestamp.is_some_and(|latest| latest > head.timestamp.saturating_add(max_lead));
         self.says_syncing && !keeps_pace || is_another_newer
     }
 
@@ -186,6 +190,20 @@ mod tests {
         assert!(state.is_behind(None, S * 1_000_400, later));
         // A node that does not say that it is syncing is not judged by the clock alone.
         assert_eq!(heads(false, 90, &fast).1, vec![false; 40]);
+    }
+
+    /// Its old blocks counted as a reorg, and everything that was mined as pending again.
+    #[test]
+    fn a_node_that_imports_old_blocks_is_behind_although_the_clock_is_an_hour_behind() {
+        let (mut state, behind) = heads(false, 0, &[(0, 0.0), (12, 12.0), (3_600, 3_600.0)]);
+        assert_eq!(behind, [false; 3]);
+        let now = Instant::now() + 3_600 * S;
+        state.set_says_syncing(true);
+        for (timestamp, is_behind) in [(3_612, false), (0, true), (3_551, true), (3_552, false)] {
+            state.record(Head { timestamp: 1_000_000 + timestamp, ..Head::default() }, now);
+            assert_eq!(state.is_behind(None, S * 1_000_000, now), is_behind, "{timestamp}");
+        }
+        assert_eq!(state.newly_ahead(), None);
     }
 
     #[test]
