@@ -77,6 +77,8 @@ impl FullBlock {
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
     blocks: VecDeque<Arc<FullBlock>>,
+    /// The genesis block, which every node keeps.
+    genesis: Arc<FullBlock>,
     mined: B256HashMap<(u64, usize)>,
     nonces: AddressHashMap<u64>,
     gas_limit: u64,
@@ -93,9 +95,10 @@ impl Chain {
             base_fee_per_gas: Some(GENESIS_BASE_FEE_WEI),
             ..common_header()
         };
-        let genesis = FullBlock { header: RpcHeader::new(header), txs: Vec::new() };
+        let genesis = Arc::new(FullBlock { header: RpcHeader::new(header), txs: Vec::new() });
         Self {
-            blocks: VecDeque::from([Arc::new(genesis)]),
+            blocks: VecDeque::from([Arc::clone(&genesis)]),
+            genesis,
             mined: B256HashMap::default(),
             nonces: AddressHashMap::default(),
             gas_limit,
@@ -107,9 +110,10 @@ impl Chain {
     pub(crate) fn with_new_genesis(&self, now_s: u64) -> Self {
         let mut header = Self::new(now_s, self.gas_limit).head().header.inner.clone();
         header.state_root = keccak256(self.made.to_be_bytes());
-        let genesis = FullBlock { header: RpcHeader::new(header), txs: Vec::new() };
+        let genesis = Arc::new(FullBlock { header: RpcHeader::new(header), txs: Vec::new() });
         Self {
-            blocks: VecDeque::from([Arc::new(genesis)]),
+            blocks: VecDeque::from([Arc::clone(&genesis)]),
+            genesis,
             mined: B256HashMap::default(),
             nonces: self.nonces.clone(),
             gas_limit: self.gas_limit,
@@ -137,12 +141,16 @@ impl Chain {
     }
 
     pub(crate) fn by_number(&self, number: u64) -> Option<&Arc<FullBlock>> {
+        if number == 0 {
+            return Some(&self.genesis);
+        }
         let oldest = self.blocks.front()?.header.number;
         self.blocks.get(usize::try_from(number.checked_sub(oldest)?).ok()?)
     }
 
     pub(crate) fn by_hash(&self, hash: &B256) -> Option<&Arc<FullBlock>> {
-        self.blocks.iter().rev().find(|block| block.header.hash == *hash)
+        let mut blocks = self.blocks.iter().rev().chain([&self.genesis]);
+        blocks.find(|block| block.header.hash == *hash)
     }
 
     pub(crate) fn tx(&self, hash: &B256) -> Option<&Arc<SignedTx>> {
