@@ -222,7 +222,10 @@ impl Run<'_> {
                 continue;
             }
             let Some(reached_at) = view.reached_at(block) else { continue };
-            let deadline = deadline(reached_at.max(mined_at), all_parts, &self.disturbances);
+            // A reorg that leaves the block and comes back announces it again.
+            let announced_at = self.reannounced_at.get(&block).copied().unwrap_or_default();
+            let known_at = reached_at.max(mined_at).max(announced_at);
+            let deadline = deadline(known_at, all_parts, &self.disturbances);
             facts.push(MinedTx { hash: tx.hash, deadline, is_held: view.holds(&tx.hash) });
         }
         facts
