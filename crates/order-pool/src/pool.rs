@@ -311,11 +311,21 @@ impl OrderPool {
     /// chain may have.
     ///
     /// The pool forgets every block, nonce and mined transaction, and accepts again what it has
-    /// removed. Pooled orders stay until they are removed for another reason. The next head is the
-    /// first of the new chain.
+    /// removed. Pooled orders stay until they are removed for another reason; transactions that a
+    /// node listed, for [`PoolConfig::tx_retention`] from now on or until a node lists them again.
+    /// The next head is the first of the new chain.
     pub fn on_chain_reset(&self) {
-        let _turn = self.shared.chain_turn.lock();
-        self.shared.write(Core::reset_chain);
+        let shared = &self.shared;
+        let _turn = shared.chain_turn.lock();
+        let end = shared.write(|core| {
+            core.reset_chain();
+            core.next_seq
+        });
+        let mut next = Some(0);
+        while let Some(begin) = next {
+            next = shared.write(|core| core.unlist_from(begin, end, PER_STEP));
+            thread::sleep(STEP_PAUSE);
+        }
     }
 
     /// Records that a node whose pool the host compares with this one lists these transactions.

@@ -181,6 +181,15 @@ impl Core {
         }
     }
 
+    /// Notes for at most `limit` transactions from sequence number `begin` to `end` that no node
+    /// lists them. Returns where the next ones begin.
+    pub(crate) fn unlist_from(&mut self, begin: u64, end: u64, limit: usize) -> Option<u64> {
+        let some = self.txs.iter_from(begin).map(|(seq, _)| seq).take(limit);
+        let some: Vec<u64> = some.take_while(|seq| *seq < end).collect();
+        some.iter().for_each(|seq| self.unlist(*seq));
+        some.last().map(|seq| seq + 1)
+    }
+
     /// See [`OrderPool::on_listed`](crate::OrderPool::on_listed).
     pub(crate) fn on_listed(&mut self, hashes: &[B256]) {
         for hash in hashes {

@@ -306,14 +306,14 @@ impl SeenSet {
 
     /// Records that a source lists a hash that the sink holds. Returns whether this must be
     /// reported to the sink, because it was reported that the hash had left the node's pool, or
-    /// that its block was removed.
+    /// that its block was removed, or because the hash was forgotten, as by a reset of the chain.
     ///
     /// The hash then counts as one that nodes list, even if it is that of a blob transaction: this
     /// node lists them.
     pub(crate) fn set_listed(&self, hash: B256, source: usize) -> bool {
         let mut shard = self.shard(&hash);
         let seen = shard.get(&hash).map(|entry| entry.seen);
-        let is_back = matches!(seen, Some(Seen::Undone | Seen::Vanished));
+        let is_back = matches!(seen, None | Some(Seen::Undone | Seen::Vanished));
         if is_back {
             let sources = SourceSet::single(source);
             self.insert_with_sources(&mut shard, hash, Seen::Delivered, sources);
@@ -485,13 +485,15 @@ mod tests {
 
     /// Another node still had it, and the sink let it expire.
     #[test]
-    fn a_hash_that_has_left_one_pool_is_back_when_another_source_lists_it() {
+    fn a_hash_that_has_left_one_pool_or_was_forgotten_is_back_when_a_source_lists_it() {
         let seen = SeenSet::new(1024);
         (1..=2).for_each(|n| seen.settle(hash(n), Some(Seen::Delivered)));
         seen.set_vanished(hash(1), seen.begin_epoch());
-        assert_eq!([1, 2, 3].map(|n| seen.set_listed(hash(n), 1)), [true, false, false]);
-        assert_eq!(seen.get(&hash(1)), Some(Seen::Delivered));
-        assert!(seen.sources(&hash(1)).contains(1) && seen.get(&hash(3)).is_none());
+        assert_eq!([1, 2, 3].map(|n| seen.set_listed(hash(n), 1)), [true, false, true]);
+        for n in [1, 3] {
+            assert_eq!(seen.get(&hash(n)), Some(Seen::Delivered));
+            assert!(seen.sources(&hash(n)).contains(1));
+        }
         assert!(!seen.set_listed(hash(1), 1), "it is reported once");
     }
 

@@ -1,7 +1,7 @@
 //! Implements [`TransactionSink`] for the order pool.
 
 use alloy_primitives::B256;
-use order_pool::{InsertOutcome, OrderPool, OrderStatus, Origin, RejectReason, Transaction};
+use order_pool::{InsertOutcome, Order, OrderPool, OrderStatus, Origin, RejectReason, Transaction};
 
 use crate::sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 
@@ -49,6 +49,10 @@ impl TransactionSink for OrderPool {
 
     fn holding(&self, hash: &B256) -> Holding {
         match self.status(hash) {
+            // It is public now. The pool learns that when it gets it.
+            OrderStatus::Pooled if self.get(hash).is_some_and(|order| is_private(&order)) => {
+                Holding::Missing
+            }
             OrderStatus::Pooled => Holding::Held,
             OrderStatus::Removed => Holding::Removed,
             OrderStatus::MayReturn => Holding::MayReturn,
@@ -56,4 +60,8 @@ impl TransactionSink for OrderPool {
             _ => Holding::Missing,
         }
     }
+}
+
+fn is_private(order: &Order) -> bool {
+    order.as_tx().is_some_and(|tx| !tx.is_public())
 }

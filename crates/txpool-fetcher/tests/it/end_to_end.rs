@@ -1,12 +1,14 @@
 //! The fetcher with a pool, a channel or a stream as its sink, against the mock node over a real
 //! socket.
 
-use std::pin::pin;
+use std::{pin::pin, time::SystemTime};
 
-use alloy_eips::Encodable2718 as _;
+use alloy_consensus::transaction::SignerRecoverable as _;
+use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
 use futures::StreamExt as _;
 use mock_node::{DEV_CHAIN_ID, MockNode, Topic};
-use txpool_fetcher::{ConfigError, Gap};
+use order_pool::{PrivateTerms, Transaction};
+use txpool_fetcher::{ConfigError, Gap, PooledTransaction};
 
 use super::*;
 
@@ -334,6 +336,28 @@ async fn a_transaction_that_is_listed_again_does_not_expire() {
     tokio::time::sleep(3 * tx_retention).await;
     pool.upkeep();
     assert!(pool.contains(&hash));
+}
+
+/// It had been announced while the fetcher was not there. The pool held it, so it was not fetched,
+/// and stayed private.
+#[tokio::test]
+async fn a_private_transaction_that_the_node_lists_becomes_public() {
+    let (_folder, path) = socket();
+    let node = MockNode::start(NodeConfig::new(&path)).unwrap();
+    let hash = node.burst(1)[0];
+    let tx = PooledTransaction::decode_2718_exact(&node.raw(hash).unwrap()).unwrap();
+    let terms = PrivateTerms { signer: None, max_block: 10 };
+    let private = Transaction::private(tx.try_into_recovered().unwrap(), terms, SystemTime::now());
+    let pool = order_pool();
+    pool.insert_transaction(private);
+    let is_public = || {
+        let order = pool.get(&hash).expect("it is pooled");
+        order.as_tx().is_some_and(Transaction::is_public)
+    };
+    assert!(!is_public());
+    let fetcher = start_with(FetcherConfig::ipc(&path), settles_fast(), pool.clone()).await;
+    fetcher.wait_live().await.unwrap();
+    assert!(is_public());
 }
 
 /// Before the fix they expired although each audit listed them.

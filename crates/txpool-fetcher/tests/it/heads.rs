@@ -567,6 +567,39 @@ async fn a_chain_that_comes_back_after_a_reset_is_followed() {
     eventually("the next head", || head_number(&pool) == Some(92)).await;
 }
 
+/// Before the fix nothing ended the retention of what the node had listed before the reset.
+#[tokio::test]
+async fn after_a_chain_reset_the_pool_keeps_what_the_node_lists_and_nothing_else() {
+    let fake = Fake::start();
+    fake.lock().genesis = Some(B256::repeat_byte(1));
+    let tx_retention = Duration::from_secs(1);
+    let pool = OrderPool::new(configured(PoolConfig::default(), |config| {
+        config.tx_retention = tx_retention
+    }))
+    .expect("it is valid");
+    let fetcher = start_with(fake.config(), settles_fast(), pool.clone()).await;
+    let txs = txs(2);
+    fake.announce_and_wait(&pool, &txs).await;
+    compare(&fetcher).await;
+    {
+        let mut state = fake.lock();
+        state.genesis = Some(B256::repeat_byte(2));
+        state.pending = vec![txs[0].clone()];
+    }
+    fake.restart(&[FakeBlock::new(1, 1_001, 1_000, &[])]);
+    eventually("the new chain", || pool.head().is_some_and(|head| head.hash == block_hash(1_001)))
+        .await;
+    compare(&fetcher).await;
+    eventually("only what is listed", || {
+        pool.upkeep();
+        !pool.contains(&txs[1].hash)
+    })
+    .await;
+    tokio::time::sleep(2 * tx_retention).await;
+    pool.upkeep();
+    assert!(pool.contains(&txs[0].hash));
+}
+
 /// Before the fix the head was applied after the reset, without its hashes: the first head of the
 /// new chain was one of the old chain.
 #[tokio::test]
