@@ -20,6 +20,9 @@ const SERVERS: usize = 3;
 /// minutes stores.
 const DISK_MIB: usize = 256;
 
+/// How long the servers may take to create a stream.
+const SETUP_TIME: Duration = Duration::from_secs(60);
+
 pub(crate) struct Fleet {
     cluster: NatsCluster,
     /// From each member to each server.
@@ -41,7 +44,7 @@ impl Fleet {
         let mut disks = Vec::new();
         for server in 1..=if has_disks { SERVERS } else { 0 } {
             let disk = Disk::mount(folder.join(format!("nats-{server}")), DISK_MIB);
-            disks.push(disk.map_err(|error| format!("{error}, or omit `--hazards servers`"))?);
+            disks.push(disk.map_err(|error| format!("{error}, or omit `--hazards disks`"))?);
         }
         let cluster = NatsCluster::start(folder, SERVERS, &NatsConfig::default());
         let cluster = cluster.map_err(|error| format!("this world has a fleet: {error}"))?;
@@ -49,7 +52,14 @@ impl Fleet {
         for flow in [Flow::Public, Flow::Private] {
             let mut stream = StreamConfig::new(flow, DEV_CHAIN_ID);
             stream.replicas = 3;
-            ensure_stream(&ServerConfig::cluster(&urls), &stream).await?;
+            // The first message to a disk that is busy can take longer than a request may.
+            let began = Instant::now();
+            while let Err(error) = ensure_stream(&ServerConfig::cluster(&urls), &stream).await {
+                if began.elapsed() > SETUP_TIME {
+                    return Err(error.into());
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
         }
         let mut links = Vec::new();
         for _ in 0..members {

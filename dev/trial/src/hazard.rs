@@ -47,15 +47,25 @@ pub(crate) enum Hazard {
     Resources,
     /// A command whose log nobody reads.
     Log,
-    /// Servers of the fleet that hang, are cut off, or have a full disk.
+    /// Servers of the fleet that hang or are cut off.
     Servers,
+    /// Servers of the fleet whose disk is full. To mount disks, the process must be root.
+    Disks,
     /// The attacks of strangers that [`Attack::FROM_EVERYWHERE`] lists.
     Strangers,
 }
 
 impl Hazard {
-    /// The kinds under which the product keeps all its promises: they are drawn by default.
-    pub(crate) const DEFAULT: [Self; 0] = [];
+    /// The kinds that are drawn by default: all for which the process needs no special rights.
+    pub(crate) const DEFAULT: [Self; 7] = [
+        Self::Nodes,
+        Self::Genesis,
+        Self::Clocks,
+        Self::Resources,
+        Self::Log,
+        Self::Servers,
+        Self::Strangers,
+    ];
 
     /// Returns its name on the command line.
     pub(crate) fn name(&self) -> String {
@@ -179,6 +189,14 @@ impl NodeQuirk {
     }
 }
 
+impl Incident {
+    /// Whether no upload has to survive it: a body that stalls by itself may lose its place to
+    /// another one, and of a link that is half closed only a part of a body arrives.
+    const fn breaks_uploads(&self) -> bool {
+        matches!(self, Self::StallLink { .. } | Self::HalfClose { .. })
+    }
+}
+
 impl World {
     /// Returns the same world with incidents of these kinds between its own. They are drawn from
     /// the seed too; the world's own stay as they are.
@@ -197,9 +215,7 @@ impl World {
             if has_uploads {
                 (self.upload_bytes, self.searchers_tps) = (UPLOAD_BYTES, UPLOADS_TPS);
                 self.link_delay = UPLOAD_DELAY;
-                // A body that stalls by itself may lose its place to another one.
-                let stalls = |incident: &Incident| matches!(incident, Incident::StallLink { .. });
-                self.timeline.retain(|(_, incident)| !stalls(incident));
+                self.timeline.retain(|(_, incident)| !incident.breaks_uploads());
             }
         }
         let mut time = Duration::from_secs(7);
@@ -289,10 +305,13 @@ impl World {
                         member: rng.random_range(0..self.members.len()),
                         time: random_ms(rng, 6_000, 15_000),
                     },
-                    Incident::FillDisk { server, time: random_ms(rng, 2_000, 12_000) },
                 ]);
             }
-            Hazard::Servers => {}
+            Hazard::Disks if self.has_fleet => {
+                let (server, time) = (rng.random_range(0..3), random_ms(rng, 2_000, 12_000));
+                round.push(Incident::FillDisk { server, time });
+            }
+            Hazard::Servers | Hazard::Disks => {}
             Hazard::Strangers => {
                 let ingests = self.members.iter().filter(|member| member.has_rpc).count();
                 for (attack, ..) in Attack::FROM_EVERYWHERE {
@@ -319,10 +338,8 @@ mod tests {
         let world = |seed| World::from_seed(seed, Duration::from_mins(4), Some(true));
         for seed in 0..8 {
             let (plain, more) = (world(seed), world(seed).with_hazards(Hazard::value_variants()));
-            // In a world of uploads no link stalls.
-            let is_kept = |entry: &&(Duration, Incident)| {
-                more.upload_bytes == 0 || !matches!(entry.1, Incident::StallLink { .. })
-            };
+            let is_kept =
+                |entry: &&(Duration, Incident)| more.upload_bytes == 0 || !entry.1.breaks_uploads();
             let kept: Vec<_> = plain.timeline.iter().filter(is_kept).collect();
             let is_kept = |entry: &&(Duration, Incident)| kept.contains(entry);
             let added = more.timeline.iter().filter(|entry| !is_kept(entry)).count();

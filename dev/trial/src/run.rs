@@ -111,6 +111,8 @@ struct RunningMember {
     host: Option<Host>,
     /// Since when it remembers: since its start, or since its node began another chain.
     remembers_since: u64,
+    /// When its node last began another chain.
+    reset_at: u64,
     /// Since when its sources must have noticed that their subscriptions never worked.
     judged_from: u64,
     kills: Vec<u64>,
@@ -745,7 +747,8 @@ impl Run<'_> {
         let mut log = self.searchers.log();
         for (number, plan) in self.world.members.iter().enumerate() {
             if plan.nodes.contains(&node) {
-                self.members[number].remembers_since = now_ns();
+                let member = &mut self.members[number];
+                (member.remembers_since, member.reset_at) = (now_ns(), now_ns());
                 for order in &mut log.orders {
                     order.is_void |= order.messages.iter().any(|sent| sent.machine == number);
                 }

@@ -211,9 +211,10 @@ impl Run<'_> {
         let mut facts = Vec::new();
         for tx in ledger.txs.iter().rev().take(30_000) {
             let is_recent = |block: u64| block + REMEMBERED_BLOCKS > self.head;
-            let Some((block, mined_at)) = tx.mined.filter(|(block, _)| is_recent(*block)) else {
-                continue;
-            };
+            // A chain that comes back is followed from its head then.
+            let is_followed = |mined_at: u64| mined_at > self.members[number].reset_at;
+            let mined = tx.mined.filter(|(block, at)| is_recent(*block) && is_followed(*at));
+            let Some((block, mined_at)) = mined else { continue };
             // The heads of a fleet have no nonces: the builder cannot know that of a replacement
             // which it never had.
             let replacement = tx.replaced_by.map(|index| ledger.txs[index].hash);
