@@ -9,8 +9,8 @@
 //!   that is expired or invalid. To find them, it inspects a few thousand orders.
 //! - A step touches at most 256 transactions, removes one bundle, or rewrites at most 16
 //!   pages.
-//! - A step that puts back what a reorg un-mined ends with the order that brings it to 256
-//!   transactions, whose insert may evict others.
+//! - A step that puts back what a reorg un-mined removes up to four bundles, and ends with the
+//!   order that brings it to 256 transactions, whose insert may evict others.
 //! - Each hold releases at most 256 claims on orders that were removed before.
 //!
 //! No sink and no waker runs under this lock, and no other lock of a sink is held with it. An
@@ -476,7 +476,8 @@ impl PoolShared {
         outcome
     }
 
-    /// Removes at most `limit` expired and invalid bundles. Returns whether more are left.
+    /// Removes at most `limit` expired and invalid bundles. Returns whether more may be
+    /// left.
     fn sweep_some(&self, limit: usize) -> bool {
         for _ in 0..limit {
             if !self.write(Core::sweep) {

@@ -22,9 +22,9 @@ metric_set! {
             "connections that were opened, by `side`",
             "side": ["publisher"];
         count published = "order_stream_published_total", Count,
-            "messages, each counted once however often it is published";
+            "different messages; a repeated order is one, an attempt to publish again is not";
         count repeated = "order_stream_repeated_total", Count,
-            "of them, orders that had been published before and that the pool still holds";
+            "of them, orders that the pool still holds 30 s after they were published";
         counter bytes = "order_stream_published_bytes_total", Bytes, "their payload";
         count acknowledged[2] = "order_stream_acknowledged_total", Count,
             "messages that the stream has, by `outcome`: stored, duplicate",
@@ -110,7 +110,9 @@ load_control::labels! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublisherStats {
-    /// Messages, each counted once however often it is published: `order_stream_published_total`.
+    /// Different messages: `order_stream_published_total`. An order that is
+    /// [repeated](Self::repeated) is one of its own; another attempt to publish a message
+    /// ([`Self::republished`]) is not.
     pub published: u64,
     /// How many of [`Self::published`] repeat an order that the pool still holds 30 s after it was
     /// published: `order_stream_repeated_total`.

@@ -90,7 +90,7 @@ impl Window {
         self.has_room() && self.deferrable_room.is_free()
     }
 
-    /// Adds a message that is published for the first time. Returns its number.
+    /// Adds a new message. Returns its number.
     pub(crate) fn add(&mut self, item: Item, size_bytes: usize) -> u64 {
         let mut room = self.room.take(size_bytes);
         if item.is_deferrable() {

@@ -10,7 +10,7 @@ use std::{
     fmt, io,
     ops::Deref,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -187,6 +187,7 @@ impl Fetcher {
         let (nonces, blocks) = mpsc::channel(chain::BLOCKS_WAITING);
         let chain = Arc::new(Chain {
             follower: Follower::new(source_count, context.settings.limits.lead_timeout).into(),
+            resets: AtomicU32::new(0),
             context: Arc::clone(&context),
             fetch: Arc::clone(&fetch),
             reports: sources.iter().map(|shared| shared.backlog.reports.clone()).collect(),

@@ -79,7 +79,7 @@ const ACCEPTED_BYTES: usize = 24;
 
 /// How long a small pool keeps what no node lists: longer than the time between two comparisons, in
 /// which an unlisted transaction may be listed again.
-const RETENTION: Duration = Duration::from_secs(35);
+pub const RETENTION: Duration = Duration::from_secs(35);
 
 /// How long each part may take to stop.
 const STOPPED: Duration = Duration::from_secs(5);

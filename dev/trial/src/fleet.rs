@@ -55,7 +55,7 @@ impl Fleet {
             // The first message to a disk that is busy can take longer than a request may.
             let began = Instant::now();
             while let Err(error) = ensure_stream(&ServerConfig::cluster(&urls), &stream).await {
-                if began.elapsed() > SETUP_TIME {
+                if began.elapsed() > SETUP_TIME || !error.to_string().contains("timed out") {
                     return Err(error.into());
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;

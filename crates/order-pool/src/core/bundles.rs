@@ -178,9 +178,9 @@ impl Core {
     }
 
     /// One step of [`Self::sweep`]: removes the next bundle that watches an obsolete transaction,
-    /// or lets it watch another one. Takes the invalidation off the queue once no such bundle is
-    /// left.
-    pub(super) fn sweep_invalidation(&mut self, head: Head, invalidation: Invalidation) {
+    /// or lets it watch another one. If no such bundle is left, takes the invalidation off the
+    /// queue and returns false.
+    pub(super) fn sweep_invalidation(&mut self, head: Head, invalidation: Invalidation) -> bool {
         let recent = &self.chain.recent;
         let (next, is_valid, reason) = match invalidation {
             Invalidation::Mined(hash) => {
@@ -197,15 +197,16 @@ impl Core {
         // is still valid, and would be the next one for ever.
         let Some(seq) = next.filter(|_| is_valid && recent.block(&head.hash).is_some()) else {
             self.invalidations.pop_front();
-            return;
+            return false;
         };
-        let Some(bundle) = self.bundles.bundle(seq) else { return };
+        let Some(bundle) = self.bundles.bundle(seq) else { return false };
         if self.first_obsolete(bundle).is_none() {
             let index = self.first_valid_tx(bundle).unwrap_or(0);
             self.bundles.watch(seq, index);
         } else {
             self.remove_invalid(seq, reason, &head);
         }
+        true
     }
 
     /// Removes a bundle that a block has made invalid, and keeps it in case a reorg undoes `head`.

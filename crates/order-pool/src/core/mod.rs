@@ -53,6 +53,10 @@ use crate::{
     read::{Index, SeenState, SeenWindow},
 };
 
+/// The most invalidations without a bundle that one step takes off the queue. Each takes two
+/// look-ups.
+const MAX_ENDED_INVALIDATIONS: usize = 64;
+
 /// A change to publish to readers. Each of the first three is an event with the next sequence
 /// number.
 #[derive(Clone, Debug)]
@@ -234,12 +238,19 @@ impl Core {
     /// whose block has passed.
     ///
     /// It is one, because inserts wait for this. With the most transactions that a bundle may have,
-    /// it takes about 60 us.
+    /// it takes about 60 us. A bundle whose transactions are all optional may get another watched
+    /// transaction instead, which is one step too.
     pub(crate) fn sweep(&mut self) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = self.last_kept_block(head);
-        if let Some((head, invalidation)) = self.invalidations.front().copied() {
-            self.sweep_invalidation(head, invalidation);
+        for _ in 0..MAX_ENDED_INVALIDATIONS {
+            let Some((head, invalidation)) = self.invalidations.front().copied() else { break };
+            if self.sweep_invalidation(head, invalidation) {
+                return true;
+            }
+        }
+        if !self.invalidations.is_empty() {
+            return true;
         } else if let Some(seq) = self.bundles.first_up_to(head) {
             self.remove_bundle(seq, RemoveReason::BlockPassed);
         } else if let Some(seq) = self.bundles.first_above(last) {

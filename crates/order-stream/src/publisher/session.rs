@@ -228,7 +228,7 @@ impl<'a> Session<'a> {
         self.task.next_item(now, server_time, is_stopping)
     }
 
-    /// Adds a message that is published for the first time to the window. Returns its number.
+    /// Adds a new message to the window. Returns its number.
     fn add(&mut self, item: Item, size_bytes: usize) -> u64 {
         let PublisherTask { window, counters, follower, .. } = &mut *self.task;
         follower.on_published(&item, Instant::now());

@@ -89,8 +89,8 @@ pub struct AuditReport {
     /// on geth. The node counts before and after the list, and the smaller number is used, because
     /// a block in between removes some.
     pub unlistable: u64,
-    /// The number of listed transactions that the fetcher never had, after both sides had time to
-    /// settle.
+    /// The number of listed transactions that the fetcher never had, or that the sink has as
+    /// private ones, after both sides had time to settle.
     pub missing: u64,
     /// The first [`Self::MISSING_SAMPLE`] missing transactions; at start-up the whole pool is
     /// missing.
@@ -251,6 +251,7 @@ impl Comparison {
         // Transactions that are delivered from here on may be newer than the list.
         let epoch = context.hashes.seen.begin_epoch();
         let began_at = Instant::now();
+        let resets = self.chain.resets();
         let content = self.list().await?;
         let counted = counted_before.into_iter().chain(self.count_pending().await).min();
         // Waits for announcements of listed transactions: those on their way, then those in the
@@ -320,13 +321,16 @@ impl Comparison {
         let is_complete = counted.is_some() && (report.unlistable == 0 || hides_blobs);
         let hashes = content.pending.into_iter().chain(content.queued).collect();
         let listing = is_complete.then(|| Listing { hashes, epoch, has_blobs }.into());
-        let before = self.context.listings[self.source].set_latest(listing.clone());
-        if let Some(listing) = listing {
+        let listings = &context.listings[self.source];
+        let before = self.chain.unless_reset(resets, || listings.set_latest(listing.clone()));
+        // After a reset the list is that of a chain that does not exist any more.
+        if let (Some(before), Some(listing)) = (before, listing) {
             let lists_more = before.is_none_or(|before| listing.has_blobs && !before.has_blobs);
             if lists_more {
-                self.report_listed(&listing).await;
-            } else if !listed_again.is_empty() {
-                context.sink.queue.push(Job::Listed(listed_again));
+                let listed = self.all_listed(&listing).await;
+                self.report_listed(listed, resets);
+            } else {
+                self.report_listed(listed_again, resets);
             }
             report.vanished = self.mark_vanished(epoch).await;
         }
@@ -479,11 +483,11 @@ impl Comparison {
         count
     }
 
-    /// Reports to the sink which of its transactions the node lists, if the list before did not
-    /// have such transactions: they were delivered as transactions that the node does not list.
-    /// What the node announced after it made the list is reported too, because the next list has
-    /// it, or shows that it is gone.
-    async fn report_listed(&self, listing: &Listing) {
+    /// Returns which transactions of the sink the node lists. They are reported if the list before
+    /// did not have such transactions: they were delivered as transactions that the node does not
+    /// list. What the node announced after it made the list is one of them, because the next list
+    /// has it, or shows that it is gone.
+    async fn all_listed(&self, listing: &Listing) -> Vec<B256> {
         let is_newer = |held: &HeldHash| {
             held.epoch >= listing.epoch
                 && held.sources.contains(self.source)
@@ -496,8 +500,14 @@ impl Comparison {
             listed.extend(held.map(|held| held.hash));
             tokio::task::yield_now().await;
         }
+        listed
+    }
+
+    /// Reports to the sink that the node lists these transactions, unless the chain was reset.
+    fn report_listed(&self, listed: Vec<B256>, resets: u32) {
         if !listed.is_empty() {
-            self.context.sink.queue.push(Job::Listed(listed));
+            let queue = &self.context.sink.queue;
+            self.chain.unless_reset(resets, || queue.push(Job::Listed(listed)));
         }
     }
 

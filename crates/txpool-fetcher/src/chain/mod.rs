@@ -17,14 +17,17 @@
 //! # Locks
 //! | lock | taken by | for how long |
 //! |---|---|---|
-//! | follower | the tasks of the sources, and a source whose state changes | one step; the locks of the recent blocks, of the seen hashes and of the sink's queue are taken while it is held, one at a time |
+//! | follower | the tasks of the sources, a source whose state changes, and a comparison at its end | one step; the locks of the recent blocks, of the seen hashes, of the lists and of the sink's queue are taken while it is held, one at a time |
 
 mod follower;
 mod heads;
 mod wire;
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
@@ -132,6 +135,8 @@ impl Unread {
 /// The state of following the chain, over all sources.
 pub(crate) struct Chain {
     pub(crate) follower: Mutex<Follower>,
+    /// The number of resets, which are counted under the follower's lock.
+    pub(crate) resets: AtomicU32,
     pub(crate) context: Arc<Context>,
     pub(crate) fetch: Arc<Fetch>,
     /// Sends reports to each source.
@@ -154,13 +159,35 @@ impl Chain {
         }
     }
 
-    /// Forgets all blocks and all seen hashes after a reset of the chain.
-    pub(crate) fn reset(&self) {
+    /// Forgets all blocks, all seen hashes and all lists of pools after a source's chain was reset.
+    /// The next list of each source is reported to the sink as a whole, because the sink ends the
+    /// listing of everything that it holds.
+    pub(crate) fn reset(&self, source: usize) {
         let mut follower = lock(&self.follower);
+        self.resets.fetch_add(1, Relaxed);
         follower.reset();
+        self.context.listings.iter().for_each(|listings| _ = listings.set_latest(None));
         *lock(&self.context.hashes.blocks) = RecentBlocks::new(RECENT_BLOCKS);
         self.context.hashes.seen.clear();
         self.context.sink.queue.push(Job::Reset);
+        // The source itself is compared after its connect.
+        let others = self.reports.iter().enumerate().filter(|(other, _)| *other != source);
+        for (_, reports) in others {
+            // The error means that the inbox is full. Then its next audit lists its pool.
+            let _ = reports.try_send(Report::Gap(GapReason::MissedHeads));
+        }
+    }
+
+    /// Returns the number of resets of the chain so far.
+    pub(crate) fn resets(&self) -> u32 {
+        self.resets.load(Relaxed)
+    }
+
+    /// Calls `change`, which no reset interrupts, unless there was one since [`Self::resets`]
+    /// returned `resets`.
+    pub(crate) fn unless_reset<T>(&self, resets: u32, change: impl FnOnce() -> T) -> Option<T> {
+        let _follower = lock(&self.follower);
+        (self.resets() == resets).then(change)
     }
 
     /// Reports to a source that announcements or blocks may have been missed.

@@ -305,8 +305,10 @@ impl SeenSet {
     }
 
     /// Records that a source lists a hash that the sink holds. Returns whether this must be
-    /// reported to the sink, because it was reported that the hash had left the node's pool, or
-    /// that its block was removed, or because the hash was forgotten, as by a reset of the chain.
+    /// reported to the sink. That is so in three cases:
+    /// - It was reported that the hash had left the node's pool.
+    /// - It was reported that its block was removed.
+    /// - The hash was forgotten, as by a reset of the chain.
     ///
     /// The hash then counts as one that nodes list, even if it is that of a blob transaction: this
     /// node lists them.

@@ -120,7 +120,8 @@ pub enum Holding {
     /// The sink has removed it for lack of room or by age. It is offered again like a postponed
     /// one.
     MayReturn,
-    /// The sink never held it.
+    /// The sink never held it, or it holds it as a private transaction and must learn that it is
+    /// public.
     Missing,
 }
 
@@ -153,7 +154,8 @@ pub enum ChainEvent {
     Vanished(B256),
     /// A node lists this delivered transaction, and will be compared again. A sink should keep it
     /// like one with [`FetchedTransaction::is_listed`]. This event is sent when a pool can be
-    /// listed that could not be listed when the transaction was delivered.
+    /// listed that could not be listed when the transaction was delivered, and when a list has a
+    /// transaction again that had left it or was forgotten.
     Listed(B256),
     /// The pool of the node that listed this transaction cannot be listed any more, so no event
     /// reports when it leaves that pool. A sink should keep it no longer than any other

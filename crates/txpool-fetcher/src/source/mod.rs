@@ -328,7 +328,7 @@ impl Source {
              that was known of it is forgotten"
         );
         self.shared.backlog.reset();
-        self.parts.chain.reset();
+        self.parts.chain.reset(self.index);
         self.sync = SyncState::default();
     }
 

@@ -96,6 +96,10 @@ impl SyncState {
         let keeps_pace = self.keeps_pace();
         self.ahead = (is_old_by_clock && keeps_pace).then_some(age);
         self.is_ahead_reported &= is_old_by_clock;
+        if keeps_pace {
+            // An earlier head may have had a timestamp in the future.
+            self.latest_timestamp = timestamp(&head);
+        }
         let is_old = self.latest_timestamp > timestamp(&head).saturating_add(MAX_HEAD_AGE);
         if !is_old_by_clock && !is_old {
             return false;

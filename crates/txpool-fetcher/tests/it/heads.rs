@@ -600,6 +600,31 @@ async fn after_a_chain_reset_the_pool_keeps_what_the_node_lists_and_nothing_else
     assert!(pool.contains(&txs[0].hash));
 }
 
+/// The other source was compared a minute later, when they had expired.
+#[tokio::test]
+async fn a_chain_reset_of_one_source_ends_no_transaction_that_another_lists() {
+    let (first, other) = (Fake::start(), Fake::start());
+    for fake in [&first, &other] {
+        fake.lock().genesis = Some(B256::repeat_byte(1));
+    }
+    let tx_retention = Duration::from_secs(2);
+    let pool = OrderPool::new(configured(PoolConfig::default(), |config| {
+        config.tx_retention = tx_retention
+    }))
+    .expect("it is valid");
+    let fetcher = start_with(config_of([&first, &other]), settles_fast(), pool.clone()).await;
+    all_live(&fetcher).await;
+    let txs = txs(1);
+    other.announce_and_wait(&pool, &txs).await;
+    first.lock().genesis = Some(B256::repeat_byte(2));
+    first.restart(&[FakeBlock::new(1, 1_001, 1_000, &[])]);
+    eventually("the loss is noticed", || fetcher.status()[0].reconnects > 0).await;
+    all_live(&fetcher).await;
+    tokio::time::sleep(3 * tx_retention).await;
+    pool.upkeep();
+    assert!(pool.contains(&txs[0].hash));
+}
+
 /// Before the fix the head was applied after the reset, without its hashes: the first head of the
 /// new chain was one of the old chain.
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use alloy_primitives::B256;
 use testkit::{
     figures::Times,
-    member::{Report, Seen, Setup},
+    member::{RETENTION, Report, Seen, Setup},
     usage::now_ns,
 };
 
@@ -211,10 +211,9 @@ impl Run<'_> {
         let mut facts = Vec::new();
         for tx in ledger.txs.iter().rev().take(30_000) {
             let is_recent = |block: u64| block + REMEMBERED_BLOCKS > self.head;
-            // A chain that comes back is followed from its head then.
-            let is_followed = |mined_at: u64| mined_at > self.members[number].reset_at;
-            let mined = tx.mined.filter(|(block, at)| is_recent(*block) && is_followed(*at));
-            let Some((block, mined_at)) = mined else { continue };
+            let Some((block, mined_at)) = tx.mined.filter(|(block, _)| is_recent(*block)) else {
+                continue;
+            };
             // The heads of a fleet have no nonces: the builder cannot know that of a replacement
             // which it never had.
             let replacement = tx.replaced_by.map(|index| ledger.txs[index].hash);
@@ -225,7 +224,13 @@ impl Run<'_> {
             let Some(reached_at) = view.reached_at(block) else { continue };
             // A reorg that leaves the block and comes back announces it again.
             let announced_at = self.reannounced_at.get(&block).copied().unwrap_or_default();
-            let known_at = reached_at.max(mined_at).max(announced_at);
+            let mut known_at = reached_at.max(mined_at).max(announced_at);
+            let reset_at = self.members[number].reset_at;
+            if mined_at < reset_at {
+                // A chain that comes back is followed from its head then. What a block before it
+                // contains is only known not to be listed any more.
+                known_at = known_at.max(reset_at + RETENTION.as_nanos() as u64);
+            }
             let deadline = deadline(known_at, all_parts, &self.disturbances);
             facts.push(MinedTx { hash: tx.hash, deadline, is_held: view.holds(&tx.hash) });
         }
