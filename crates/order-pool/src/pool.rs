@@ -57,7 +57,7 @@ use crate::{
 const PER_STEP: usize = 256;
 
 /// The most bundles that are removed before a head is published, and after a list of nonces. Each
-/// takes a step of its own: together about two milliseconds.
+/// takes a step of its own: together about three milliseconds.
 const SWEPT_WITH_HEAD: usize = 16;
 
 /// The most bundles that one step of upkeep removes.
@@ -476,8 +476,7 @@ impl PoolShared {
         outcome
     }
 
-    /// Removes at most `limit` expired and invalid bundles. Returns whether more may be
-    /// left.
+    /// Removes at most `limit` expired and invalid bundles. Returns whether more may be left.
     fn sweep_some(&self, limit: usize) -> bool {
         for _ in 0..limit {
             if !self.write(Core::sweep) {

@@ -191,7 +191,7 @@ impl NodeQuirk {
 
 impl Incident {
     /// Whether no upload has to survive it: a body that stalls by itself may lose its place to
-    /// another one, and of a link that is half closed only a part of a body arrives.
+    /// another one, and a link that is half closed delivers a body only in part.
     const fn breaks_uploads(&self) -> bool {
         matches!(self, Self::StallLink { .. } | Self::HalfClose { .. })
     }

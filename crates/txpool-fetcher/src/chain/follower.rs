@@ -53,7 +53,7 @@ use crate::{
 };
 
 /// The number of missed heads that are requested, newest to oldest: as many as are remembered. Also
-/// the greatest distance to the latest head of a head whose ancestors cannot be read.
+/// the greatest distance to the latest head of a head whose parent cannot be read.
 pub(super) const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 
 /// The number of new heads above the leader's that a source must announce to take the lead: a

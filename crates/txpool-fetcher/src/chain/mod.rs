@@ -115,7 +115,7 @@ load_control::labels! {
         Malformed = "malformed",
         /// Too many blocks wait already.
         QueueFull = "queue_full",
-        /// A head far ahead of the latest one, whose ancestors the node does not have.
+        /// A head far ahead of the latest one, whose parent the node does not have.
         Unlinked = "unlinked",
         /// A head whose number does not follow its parent's.
         Inconsistent = "inconsistent",
