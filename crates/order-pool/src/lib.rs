@@ -22,7 +22,7 @@ extern crate self as order_pool;
 mod tests;
 
 pub use crate::core::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
-pub use arrival::arrival;
+pub use arrival::{arrival, arrival_at, arrival_instant};
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;

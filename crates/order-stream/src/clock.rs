@@ -4,9 +4,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The wall clock of this machine. Tests use one with an offset.
 ///
-/// No decision depends on this clock. A publisher reads it to compute how long an order has waited
-/// since its arrival, which is an interval. Publishers and sources compare it with the server's
-/// clock for the metric `order_stream_clock_offset_seconds`.
+/// No decision depends on this clock. Publishers and sources compare it with the server's clock for
+/// the metric `order_stream_clock_offset_seconds`. How long an order has waited since its arrival
+/// is measured with the monotonic clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WallClock {
     ahead: Duration,
@@ -32,12 +32,12 @@ impl WallClock {
         SystemTime::now() + self.ahead - self.behind
     }
 
-    /// Converts an arrival time of this clock to a monotonic instant. Returns the current instant
-    /// if the arrival is in the future, because the clock was set back since.
+    /// Converts an arrival time ([`order_pool::arrival`]) to a monotonic instant, whether or not
+    /// the clock was set since. Returns the current instant for a time in the future, which a host
+    /// has read from another clock.
     pub(crate) fn to_instant(self, received_at: SystemTime) -> Instant {
-        let now = Instant::now();
-        let age = self.now().duration_since(received_at).unwrap_or_default();
-        now.checked_sub(age).unwrap_or(now)
+        let received_at = received_at - self.ahead + self.behind;
+        order_pool::arrival_instant(received_at).min(Instant::now())
     }
 }
 

@@ -1,4 +1,4 @@
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use order_pool::{
     BundleParts, CancelPrivateOutcome, Holder, InsertOutcome, OrderPool, PoolConfig, PrivateTerms,
@@ -9,16 +9,33 @@ use uuid::Uuid;
 use super::common::{address, bundle, head, nth, variant};
 use crate::arrival::ArrivalClock;
 
-/// The wall clock at each step, in seconds: it is set back, then ahead by an hour, and back again.
-const STEPS: [i64; 6] = [0, -5, -4, 3_600, 3_601, 10];
+/// Before the fix it followed the wall clock where that was set ahead, and stood still until the
+/// wall clock had caught up where that was set back. So an order that was published later seemed
+/// older or newer than it was.
+#[test]
+fn the_time_between_two_arrivals_is_that_of_the_monotonic_clock() {
+    let (wall, start) = (SystemTime::now(), Instant::now());
+    let clock = ArrivalClock::new((wall, start));
+    for micros in [0, 1, 7_500_000, 60_000_000] {
+        let passed = Duration::from_micros(micros);
+        for (time, instant) in [(wall + passed, start + passed), (wall - passed, start - passed)] {
+            assert_eq!((clock.time_at(instant), clock.instant_of(time)), (time, instant));
+        }
+    }
+    let first = clock.next(start);
+    let later = clock.next(start + Duration::from_secs(7));
+    assert_eq!(later.duration_since(first).unwrap(), Duration::from_secs(7));
+}
+
+/// When messages arrive, in microseconds: some at the same time, and two before an earlier one of
+/// another thread.
+const ARRIVALS: [u64; 6] = [10, 10, 10, 5, 4, 1_000];
 
 #[test]
-fn later_messages_win_however_the_wall_clock_steps() {
-    let (clock, start) = (ArrivalClock::new(), SystemTime::now());
-    let arrivals = STEPS.map(|seconds| {
-        let step = Duration::from_secs(seconds.unsigned_abs());
-        clock.next(if seconds < 0 { start - step } else { start + step })
-    });
+fn later_messages_win_although_they_arrive_at_the_same_time() {
+    let start = Instant::now();
+    let clock = ArrivalClock::new((SystemTime::now(), start));
+    let arrivals = ARRIVALS.map(|micros| clock.next(start + Duration::from_micros(micros)));
     assert!(arrivals.is_sorted_by(|one, other| one < other), "{arrivals:?}");
     let pool = OrderPool::new(PoolConfig::default()).expect("valid");
     pool.on_head(head(10, 0, 0, &[]));
