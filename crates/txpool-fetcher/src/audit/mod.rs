@@ -289,16 +289,20 @@ impl Comparison {
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // The hash may have been announced or mined meanwhile.
             let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
+            let is_held = match holding {
+                Holding::Held => true,
+                Holding::Unknown => was_delivered,
+                Holding::Removed | Holding::MayReturn | Holding::Missing => false,
+            };
             match holding {
-                Holding::Held => {
+                _ if is_held => {
                     if context.hashes.seen.set_listed(hash, self.source) {
                         listed_again.push(hash);
                     }
                 }
                 Holding::Removed => report.removed += 1,
                 Holding::MayReturn => postponed.push(hash),
-                Holding::Unknown if was_delivered => {}
-                Holding::Unknown | Holding::Missing => missing.push(hash),
+                _ => missing.push(hash),
             }
         }
         if missing.is_empty() && !is_any_in_flight {
@@ -332,6 +336,7 @@ impl Comparison {
             } else {
                 self.report_listed(listed_again, resets);
             }
+            self.report_unlisted_elsewhere(resets).await;
             report.vanished = self.mark_vanished(epoch).await;
         }
         let not_held = [report.removed, report.refused, report.postponed, report.failed];
@@ -388,7 +393,7 @@ impl Comparison {
     fn verdict(&self, hash: &B256) -> Verdict {
         match self.context.hashes.seen.get(hash) {
             Some(Seen::InFlight) => Verdict::InFlight,
-            Some(Seen::Delivered | Seen::DeliveredBlob) => Verdict::AskSink { was_delivered: true },
+            Some(seen) if seen.is_delivered() => Verdict::AskSink { was_delivered: true },
             Some(Seen::Refused | Seen::Harmful) => Verdict::Refused,
             Some(Seen::Postponed) => Verdict::Postponed,
             // It was mined after the list.
@@ -500,6 +505,9 @@ impl Comparison {
             listed.extend(held.map(|held| held.hash));
             tokio::task::yield_now().await;
         }
+        for hash in &listed {
+            self.context.hashes.seen.set_delivered_listed(hash);
+        }
         listed
     }
 
@@ -508,6 +516,22 @@ impl Comparison {
         if !listed.is_empty() {
             let queue = &self.context.sink.queue;
             self.chain.unless_reset(resets, || queue.push(Job::Listed(listed)));
+        }
+    }
+
+    /// Reports to the sink the transactions that no node lists, although it was told at their
+    /// delivery that one would: some source that has announced one does not list its pool, and the
+    /// others have proved not to have it. If every source that has announced one lists its pool,
+    /// the transaction has vanished instead.
+    async fn report_unlisted_elsewhere(&self, resets: u32) {
+        let context = &self.context;
+        let lists_pool: Vec<bool> =
+            latest_lists(context).iter().map(|listing| listing.is_some()).collect();
+        let may_be_elsewhere =
+            |held: &HeldHash| held.sources.iter().any(|source| !lists_pool[source]);
+        let unlisted = unlisted(context, may_be_elsewhere).await;
+        if !unlisted.is_empty() {
+            self.chain.unless_reset(resets, || context.sink.queue.push(Job::Unlisted(unlisted)));
         }
     }
 
@@ -556,6 +580,16 @@ impl Comparison {
     }
 }
 
+/// Returns whether the lists, of which there may be none, show that no node lists a transaction.
+/// Lists that are older than its delivery show nothing, and lists without blob transactions show
+/// nothing about these.
+fn is_listed_nowhere(held: &HeldHash, lists: &[Option<Arc<Listing>>]) -> bool {
+    lists
+        .iter()
+        .flatten()
+        .all(|listing| listing.has_lost(held) || held.is_blob && !listing.has_blobs)
+}
+
 /// The latest complete list of each source.
 fn latest_lists(context: &Context) -> Vec<Option<Arc<Listing>>> {
     context.listings.iter().map(|listings| listings.latest()).collect()
@@ -564,21 +598,26 @@ fn latest_lists(context: &Context) -> Vec<Option<Arc<Listing>>> {
 /// Reports to the sink the transactions that `source` has announced and no other source lists. The
 /// pool of `source` cannot be listed any more, so they may leave it unnoticed.
 pub(crate) async fn report_unlisted(context: Arc<Context>, source: usize) {
-    let lists = latest_lists(&context);
-    let mut unlisted = Vec::new();
-    for shard in 0..SHARDS {
-        let held = context.hashes.seen.held(shard).into_iter();
-        let is_listed_nowhere = |held: &HeldHash| {
-            let mut listings = lists.iter().flatten();
-            held.sources.contains(source)
-                && !listings.any(|listing| listing.hashes.contains(&held.hash))
-        };
-        unlisted.extend(held.filter(is_listed_nowhere).map(|held| held.hash));
-        tokio::task::yield_now().await;
-    }
+    let unlisted = unlisted(&context, |held| held.sources.contains(source)).await;
     if !unlisted.is_empty() {
         context.sink.queue.push(Job::Unlisted(unlisted));
     }
+}
+
+/// Returns the transactions for which `filter` returns true, which no node lists, and of which the
+/// sink was not told that yet. They count as reported from then on.
+async fn unlisted(context: &Context, filter: impl Fn(&HeldHash) -> bool) -> Vec<B256> {
+    let lists = latest_lists(context);
+    let seen = &context.hashes.seen;
+    let mut unlisted = Vec::new();
+    for shard in 0..SHARDS {
+        let held = seen.held(shard).into_iter();
+        let held = held.filter(|held| filter(held) && is_listed_nowhere(held, &lists));
+        unlisted
+            .extend(held.map(|held| held.hash).filter(|hash| seen.set_delivered_unlisted(hash)));
+        tokio::task::yield_now().await;
+    }
+    unlisted
 }
 
 /// The result of [`Comparison::recover`].

@@ -149,11 +149,11 @@ impl Fetch {
         }
     }
 
-    /// Returns whether audits will find the transactions of this source in its list, and report
-    /// when they are no longer there. So audits must be configured, and the node's lists complete.
-    fn lists_its_pool(&self, source: usize, is_blob: bool) -> bool {
+    /// Returns whether audits will find a transaction in the list of some source, or report that no
+    /// source lists it. So audits must be configured, and the lists of at least one node complete.
+    fn is_any_pool_listed(&self, is_blob: bool) -> bool {
         self.context.settings.config.audit_interval.is_some()
-            && self.context.listings[source].has(is_blob)
+            && self.context.listings.iter().any(|listings| listings.has(is_blob))
     }
 
     /// Delivers a transaction whose hash was verified, unless it is mined or belongs to another
@@ -186,14 +186,18 @@ impl Fetch {
                     // fetcher stops while the sink waits, this future is dropped, and the hash
                     // stays unfinished.
                     let Some(delivery) = delivery.await else { return };
-                    self.record_delivery(&ticket.arrival, delivery, is_blob)
+                    let seen = Seen::delivered(is_blob, is_listed);
+                    self.record_delivery(&ticket.arrival, delivery, seen)
                 }
             };
-            let Arrival { hash, source, .. } = ticket.arrival;
+            let hash = ticket.arrival.hash;
             ticket.finish(outcome, seen);
-            // The first list of the node's pool may have been completed meanwhile. Its comparison
+            // The first list of a node's pool may have been completed meanwhile. Its comparison
             // reports what was delivered before, so this is looked at afterwards.
-            if !is_listed && self.lists_its_pool(source, is_blob) {
+            if !is_listed
+                && self.is_any_pool_listed(is_blob)
+                && self.context.hashes.seen.set_delivered_listed(&hash)
+            {
                 self.context.sink.queue.push(Job::Listed(vec![hash]));
             }
         }
@@ -232,7 +236,7 @@ impl Fetch {
         }
         let now = SystemTime::now();
         let first_seen = now.checked_sub(received_at.elapsed()).unwrap_or(now);
-        let is_listed = entry != Entry::Announced || self.lists_its_pool(source, is_blob);
+        let is_listed = entry != Entry::Announced || self.is_any_pool_listed(is_blob);
         FetchedTransaction {
             tx,
             raw,
@@ -245,19 +249,19 @@ impl Fetch {
     }
 
     /// Records what the sink did with a transaction. Returns the outcome of its hash, and the state
-    /// in which the hash is remembered (`None`: it is forgotten).
+    /// in which the hash is remembered (`None`: it is forgotten): `delivered`, if the sink holds
+    /// it.
     fn record_delivery(
         &self,
         arrival: &Arrival,
         delivery: Delivery,
-        is_blob: bool,
+        delivered: Seen,
     ) -> (Outcome, Option<Seen>) {
         let Arrival { hash, received_at, .. } = arrival;
         self.context.metrics.deliver_seconds.record(received_at.elapsed().as_secs_f64());
         if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {
             tracing::debug!(%hash, ?delivery, "the sink did not accept a transaction");
         }
-        let delivered = if is_blob { Seen::DeliveredBlob } else { Seen::Delivered };
         match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(delivered)),
             Delivery::Known => (Outcome::Known, Some(delivered)),

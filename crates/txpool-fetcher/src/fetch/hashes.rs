@@ -190,8 +190,8 @@ impl Ticket {
         // stays mined only while a canonical block contains it: a transaction whose nonce another
         // one used, or that was mined in an unknown block, may be pending again after a reorg.
         match seen {
-            Some(Seen::Delivered | Seen::DeliveredBlob | Seen::Failed)
-                if hashes.is_mined(&hash) =>
+            Some(seen)
+                if (seen.is_delivered() || seen == Seen::Failed) && hashes.is_mined(&hash) =>
             {
                 hashes.seen.set_mined(hash);
             }

@@ -27,10 +27,15 @@ const KNOWN_FOR: Duration = Duration::from_secs(60);
 pub(crate) enum Seen {
     /// Waits for a slot, or is being fetched, decoded or delivered.
     InFlight,
-    /// Delivered to the sink, and still pending in the node as far as is known.
+    /// Delivered to the sink, and still pending in the node as far as is known. The sink was told
+    /// that a node lists it, so it is kept until the sink is told otherwise.
     Delivered,
+    /// Like `Delivered`, but the sink was told that no node lists it, so it is kept for a while.
+    DeliveredUnlisted,
     /// Like `Delivered`, for a blob transaction, which some nodes do not list.
     DeliveredBlob,
+    /// Like `DeliveredUnlisted`, for a blob transaction.
+    DeliveredBlobUnlisted,
     /// The sink refused the transaction.
     Refused,
     /// The sink had no room for the transaction.
@@ -54,9 +59,35 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
+    /// Returns the state of a delivered transaction. `is_listed`: the sink was told that a node
+    /// lists it.
+    pub(crate) const fn delivered(is_blob: bool, is_listed: bool) -> Self {
+        match (is_blob, is_listed) {
+            (false, false) => Self::DeliveredUnlisted,
+            (false, true) => Self::Delivered,
+            (true, false) => Self::DeliveredBlobUnlisted,
+            (true, true) => Self::DeliveredBlob,
+        }
+    }
+
+    /// Returns whether the transaction was delivered, and is still pending in the node as far as is
+    /// known.
+    pub(crate) const fn is_delivered(self) -> bool {
+        self.is_unlisted() || matches!(self, Self::Delivered | Self::DeliveredBlob)
+    }
+
+    /// Returns whether the sink was told that no node lists the delivered transaction.
+    pub(crate) const fn is_unlisted(self) -> bool {
+        matches!(self, Self::DeliveredUnlisted | Self::DeliveredBlobUnlisted)
+    }
+
+    const fn is_blob(self) -> bool {
+        matches!(self, Self::DeliveredBlob | Self::DeliveredBlobUnlisted)
+    }
+
     /// Returns whether the sink holds the transaction as pending, as far as is known.
     pub(crate) const fn is_held(self) -> bool {
-        matches!(self, Self::Delivered | Self::DeliveredBlob | Self::Undone)
+        self.is_delivered() || matches!(self, Self::Undone)
     }
 
     /// Returns whether the transaction was delivered to the sink, whatever happened to it since.
@@ -182,7 +213,9 @@ impl SeenSet {
             // The sink does not have it, or was told that it left the node's pool.
             Seen::Undone | Seen::Vanished | Seen::Failed => true,
             Seen::Delivered
+            | Seen::DeliveredUnlisted
             | Seen::DeliveredBlob
+            | Seen::DeliveredBlobUnlisted
             | Seen::Refused
             | Seen::Postponed
             | Seen::Harmful => !entry.is_recent(self.seconds(arrival.received_at)),
@@ -279,7 +312,7 @@ impl SeenSet {
             .map(|(hash, entry)| HeldHash {
                 hash: *hash,
                 epoch: entry.epoch,
-                is_blob: entry.seen == Seen::DeliveredBlob,
+                is_blob: entry.seen.is_blob(),
                 sources: entry.sources,
             })
             .collect()
@@ -305,14 +338,18 @@ impl SeenSet {
     }
 
     /// Records that a source lists a hash that the sink holds. Returns whether this must be
-    /// reported to the sink. That is so in three cases:
+    /// reported to the sink. That is so in four cases:
+    /// - It was reported that no node lists the hash.
     /// - It was reported that the hash had left the node's pool.
     /// - It was reported that its block was removed.
     /// - The hash was forgotten, as by a reset of the chain.
     ///
-    /// The hash then counts as one that nodes list, even if it is that of a blob transaction: this
-    /// node lists them.
+    /// In the last three cases the hash then counts as one that nodes list, even if it is that of a
+    /// blob transaction: this node lists them.
     pub(crate) fn set_listed(&self, hash: B256, source: usize) -> bool {
+        if self.set_delivered_listed(&hash) {
+            return true;
+        }
         let mut shard = self.shard(&hash);
         let seen = shard.get(&hash).map(|entry| entry.seen);
         let is_back = matches!(seen, None | Some(Seen::Undone | Seen::Vanished));
@@ -321,6 +358,27 @@ impl SeenSet {
             self.insert_with_sources(&mut shard, hash, Seen::Delivered, sources);
         }
         is_back
+    }
+
+    /// Records that a node lists a delivered hash. Returns whether this must be reported to the
+    /// sink, because the opposite was reported.
+    pub(crate) fn set_delivered_listed(&self, hash: &B256) -> bool {
+        self.set_if_delivered(hash, true)
+    }
+
+    /// Records that no node lists a delivered hash. Returns whether this must be reported to the
+    /// sink, because the opposite was reported.
+    pub(crate) fn set_delivered_unlisted(&self, hash: &B256) -> bool {
+        self.set_if_delivered(hash, false)
+    }
+
+    fn set_if_delivered(&self, hash: &B256, is_listed: bool) -> bool {
+        let mut shard = self.shard(hash);
+        let Some(entry) = shard.get_mut(hash).filter(|entry| entry.seen.is_delivered()) else {
+            return false;
+        };
+        let seen = Seen::delivered(entry.seen.is_blob(), is_listed);
+        std::mem::replace(&mut entry.seen, seen) != seen
     }
 
     fn shard(&self, hash: &B256) -> MutexGuard<'_, Shard> {
@@ -483,6 +541,21 @@ mod tests {
         assert!(seen.insert_announced(&arrival(1)).is_some());
         seen.set_vanished(hash(1), seen.begin_epoch());
         assert_eq!(seen.get(&hash(1)), Some(Seen::InFlight));
+    }
+
+    #[test]
+    fn each_change_between_listed_and_unlisted_is_reported_once() {
+        let seen = SeenSet::new(1024);
+        for is_blob in [false, true] {
+            seen.settle(hash(1), Some(Seen::delivered(is_blob, false)));
+            assert!(seen.set_listed(hash(1), 0) && !seen.set_listed(hash(1), 1));
+            assert_eq!(seen.get(&hash(1)), Some(Seen::delivered(is_blob, true)));
+            assert!(seen.set_delivered_unlisted(&hash(1)));
+            assert!(!seen.set_delivered_unlisted(&hash(1)));
+            assert!(seen.set_delivered_listed(&hash(1)));
+        }
+        seen.set_mined(hash(1));
+        assert!(!seen.set_delivered_unlisted(&hash(1)) && !seen.set_delivered_listed(&hash(1)));
     }
 
     /// Another node still had it, and the sink let it expire.

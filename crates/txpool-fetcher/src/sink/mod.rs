@@ -36,7 +36,7 @@ pub struct FetchedTransaction {
     /// The source that announced it first, as an index into
     /// [`FetcherConfig::sources`](crate::FetcherConfig::sources).
     pub source: usize,
-    /// Whether its node lists it in its pool, or will do so as far as is known. Then a sink should
+    /// Whether a node lists it in its pool, or will do so as far as is known. Then a sink should
     /// keep it until it is mined, replaced, or reported as [`ChainEvent::Vanished`] or
     /// [`ChainEvent::Unlisted`], however long it is pending. Otherwise no event reports when it
     /// leaves the node's pool.
@@ -155,10 +155,10 @@ pub enum ChainEvent {
     /// A node lists this delivered transaction, and will be compared again. A sink should keep it
     /// like one with [`FetchedTransaction::is_listed`]. This event is sent when a pool can be
     /// listed that could not be listed when the transaction was delivered, and when a list has a
-    /// transaction again that had left it or was forgotten.
+    /// transaction that had left it, was reported as [`Self::Unlisted`], or was forgotten.
     Listed(B256),
-    /// The pool of the node that listed this transaction cannot be listed any more, so no event
-    /// reports when it leaves that pool. A sink should keep it no longer than any other
+    /// No node lists this transaction, and a node that announced it does not list its pool, so no
+    /// event reports when it leaves that pool. A sink should keep it no longer than any other
     /// transaction.
     Unlisted(B256),
     /// A development chain was reset: the node has another genesis block than before, under the

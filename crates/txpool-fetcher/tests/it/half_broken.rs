@@ -1,7 +1,9 @@
 //! Nodes with the quirks of other clients, proxies and load balancers: what the pool holds, and
 //! what an operator reads.
 
-use mock_node::{AnswerIds, IncompleteBlobs, IncompleteForm, MethodQuirk, OddLine, Quirks, Topic};
+use mock_node::{
+    AnswerIds, IncompleteBlobs, IncompleteForm, MethodQuirk, MockNode, OddLine, Quirks, Topic,
+};
 
 use super::{
     fake::{CHAIN_ID, Fake, FakeBlock, Reply, config_of},
@@ -439,6 +441,43 @@ async fn listed_transactions_expire_once_the_node_cannot_be_listed() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     pool.upkeep();
     assert_eq!(pool.len(), 10);
+}
+
+/// Before the fix it expired, and came back with the next audit of the other node, because the node
+/// that announced it first does not list its pool.
+#[tokio::test]
+async fn a_transaction_of_a_node_that_is_not_listed_stays_while_another_one_lists_it() {
+    let (_folder, path) = socket();
+    let unlisted = MockNode::start(NodeConfig::new(&path)).unwrap();
+    let stop_listing = |node: &MockNode| {
+        let methods = [("txpool_content".into(), MethodQuirk::Error(-32_601))].into();
+        node.set_quirks(|quirks| quirks.methods = methods);
+    };
+    stop_listing(&unlisted);
+    let listed_path = path.with_extension("listed");
+    let listed = MockNode::start_beside(NodeConfig::new(&listed_path), &unlisted, []).unwrap();
+    let endpoints = [path, listed_path].map(Endpoint::Ipc);
+    let audit_interval = Some(Duration::from_millis(300));
+    let config =
+        configured(FetcherConfig::new(endpoints), |config| config.audit_interval = audit_interval);
+    let pool = pool_with_short_retention();
+    let fetcher = start_with(config, settles_fast(), pool.clone()).await;
+    all_live(&fetcher).await;
+    let [both, one] = unlisted.burst(2).try_into().unwrap();
+    eventually("both are pooled", || pool.contains(&both) && pool.contains(&one)).await;
+    listed.submit(unlisted.raw(both).unwrap()).unwrap();
+    // Three times the retention of transactions that no node lists.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    pool.upkeep();
+    assert!(pool.contains(&both));
+    assert_eq!(fetcher.counts().audit_recovered, 0, "it was there all the time");
+    let has_expired = || {
+        pool.upkeep();
+        !pool.contains(&one)
+    };
+    eventually("the one that no node lists expires", has_expired).await;
+    stop_listing(&listed);
+    all_expired(&pool).await;
 }
 
 /// Before the fix it was syncing for ever: its dead subscription is noticed only while it is live.
