@@ -183,6 +183,8 @@ pub struct Report {
     pub live_sources: Vec<bool>,
     /// Whether each source says that its node announces whole transactions.
     pub has_objects: Vec<bool>,
+    /// How often each source has lost a connection.
+    pub reconnects: Vec<u64>,
     /// Whether all sources are live, and all publishers say that they are ready.
     pub is_ready: bool,
     /// For each publisher, how many messages the stream has acknowledged, and how many wait for
@@ -606,6 +608,7 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     report.live_sources = sources.iter().map(|source| source.state == SourceState::Live).collect();
     let has_objects = |announcements| announcements == Announcements::Full;
     report.has_objects = sources.iter().map(|source| has_objects(source.announcements)).collect();
+    report.reconnects = sources.iter().map(|source| source.reconnects).collect();
     let published = parts.publishers.iter().map(|publisher| {
         let stats = publisher.stats();
         (stats.stored + stats.duplicate, stats.unfinished)

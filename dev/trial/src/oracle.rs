@@ -33,6 +33,10 @@ pub(crate) const LIVE_NS: u64 = 10_000_000_000;
 /// A machine must not be ready for longer while an order that it accepted reaches nobody.
 pub(crate) const READY_NS: u64 = 2_000_000_000;
 
+/// An order of a searcher is judged for this long after its last message. Its block has passed by
+/// then.
+pub(crate) const JUDGED_NS: u64 = 180_000_000_000;
+
 /// The number of recent blocks whose transactions must not come back. Older orders are forgotten.
 pub(crate) const REMEMBERED_BLOCKS: u64 = 30;
 

@@ -13,9 +13,9 @@ use testkit::{
 use super::{Failure, HeadRow, Run, RunningMember, lasting::Listed};
 use crate::{
     oracle::{
-        self, BlockPhase, Disturbance, Facts, GRACE_NS, ListedTx, Message, MinedTx, OrderFacts,
-        OrderTarget, Outcome, REMEMBERED_BLOCKS, Verdict, Violation, deadline, is_disturbed,
-        is_for_next_block,
+        self, BlockPhase, Disturbance, Facts, GRACE_NS, JUDGED_NS, ListedTx, Message, MinedTx,
+        OrderFacts, OrderTarget, Outcome, REMEMBERED_BLOCKS, Verdict, Violation, deadline,
+        is_disturbed, is_for_next_block,
     },
     searchers::{SearcherOrder, SentMessage, is_known},
     story,
@@ -261,7 +261,11 @@ impl Run<'_> {
         let log = self.searchers.log();
         let recent = log.orders.len().saturating_sub(1_500);
         let mut facts = Vec::new();
-        for order in log.orders[recent..].iter().filter(|order| !order.is_void) {
+        let is_judged = |order: &&SearcherOrder| {
+            let sent_at = order.messages.last().map_or(0, |sent| sent.sent_at);
+            !order.is_void && sent_at + JUDGED_NS > now
+        };
+        for order in log.orders[recent..].iter().filter(is_judged) {
             let is_known_signer = is_known(order.searcher);
             if !is_known_signer && !self.world.promises_unknown {
                 continue;

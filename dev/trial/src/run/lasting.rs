@@ -56,8 +56,9 @@ impl<Key: Copy + Eq + Hash> Lasting<Key> {
 pub(super) struct Conditions {
     /// By member and node.
     live_in_vain: Lasting<(usize, usize)>,
-    /// By member and node.
-    objects_in_vain: Lasting<(usize, usize)>,
+    /// By member, node, and the number of reconnects: a new connection has time to show that it
+    /// brings none.
+    objects_in_vain: Lasting<(usize, usize, u64)>,
     /// By member and transaction.
     dropped: Lasting<(usize, B256)>,
     /// By member and order.
@@ -99,7 +100,7 @@ impl Run<'_> {
         for ((member, _), since) in self.conditions.live_in_vain.update(now, live_in_vain) {
             facts[member].live_in_vain_since = Some(since);
         }
-        for ((member, _), since) in self.conditions.objects_in_vain.update(now, objects_in_vain) {
+        for ((member, ..), since) in self.conditions.objects_in_vain.update(now, objects_in_vain) {
             facts[member].objects_in_vain_since = Some(since);
         }
         for ((member, hash), since) in self.conditions.dropped.update(now, dropped) {
@@ -138,14 +139,16 @@ impl Run<'_> {
 
     /// Returns the nodes of a member that announce only hashes, while the source says that they
     /// announce whole transactions.
-    fn objects_in_vain(&self, member: usize, report: &Report) -> Vec<(usize, usize)> {
-        let nodes = &self.world.members[member].nodes;
-        let sources = nodes.iter().zip(&report.live_sources).zip(&report.has_objects);
-        let in_vain = sources.filter(|((node, is_live), has_objects)| {
+    /// Each is with the number of its source's reconnects.
+    fn objects_in_vain(&self, member: usize, report: &Report) -> Vec<(usize, usize, u64)> {
+        let nodes = self.world.members[member].nodes.iter().enumerate();
+        let in_vain = nodes.filter(|(source, node)| {
             let quirk = self.network.quirk(**node);
-            **is_live && **has_objects && quirk == Some(NodeQuirk::Silent(Topic::Objects))
+            report.live_sources[*source]
+                && report.has_objects[*source]
+                && quirk == Some(NodeQuirk::Silent(Topic::Objects))
         });
-        in_vain.map(|((node, _), _)| (member, *node)).collect()
+        in_vain.map(|(source, node)| (member, *node, report.reconnects[source])).collect()
     }
 
     /// Returns the transactions that a node of the member has listed since before the member lost

@@ -9,7 +9,7 @@ use super::{Failure, Run};
 use crate::{
     attack,
     growth::has_grown,
-    oracle::{Breach, REMEMBERED_BLOCKS, Violation},
+    oracle::{Breach, JUDGED_NS, REMEMBERED_BLOCKS, Violation},
 };
 
 /// A process fills its memory of hashes for this long before its growth is judged.
@@ -18,9 +18,9 @@ const FILLED: Duration = Duration::from_mins(5);
 /// The fewest checks from then on that show whether a process grows.
 const LEAST_CHECKS: usize = 60;
 
-/// Orders of searchers are forgotten this long after their last event, and disturbances this long
-/// after their end.
-const FORGOTTEN_NS: u64 = 200_000_000_000;
+/// Events of searchers' orders are forgotten this long after the last one, when they are not judged
+/// any more, and disturbances this long after their end.
+const FORGOTTEN_NS: u64 = JUDGED_NS + 20_000_000_000;
 const UNDISTURBED_NS: u64 = 300_000_000_000;
 
 impl Run<'_> {
