@@ -284,7 +284,7 @@ impl Comparison {
                 Verdict::AskSink { .. } => asked.push(*hash),
             }
         }
-        let mut listed_again = Vec::new();
+        let mut held = Vec::new();
         let holdings = self.context.sink.queue.holdings(&asked).await;
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // The hash may have been announced or mined meanwhile.
@@ -295,11 +295,7 @@ impl Comparison {
                 Holding::Removed | Holding::MayReturn | Holding::Missing => false,
             };
             match holding {
-                _ if is_held => {
-                    if context.hashes.seen.set_listed(hash, self.source) {
-                        listed_again.push(hash);
-                    }
-                }
+                _ if is_held => held.push(hash),
                 Holding::Removed => report.removed += 1,
                 Holding::MayReturn => postponed.push(hash),
                 _ => missing.push(hash),
@@ -328,15 +324,17 @@ impl Comparison {
         let listings = &context.listings[self.source];
         let before = self.chain.unless_reset(resets, || listings.set_latest(listing.clone()));
         // After a reset the list is that of a chain that does not exist any more.
+        if before.is_some() {
+            let is_audited = context.settings.config.audit_interval.is_some();
+            self.report_held(&held, is_audited && listing.is_some(), resets).await;
+        }
         if let (Some(before), Some(listing)) = (before, listing) {
             let lists_more = before.is_none_or(|before| listing.has_blobs && !before.has_blobs);
             if lists_more {
                 let listed = self.all_listed(&listing).await;
                 self.report_listed(listed, resets);
-            } else {
-                self.report_listed(listed_again, resets);
             }
-            self.report_unlisted_elsewhere(resets).await;
+            self.report_unlisted_elsewhere().await;
             report.vanished = self.mark_vanished(epoch).await;
         }
         let not_held = [report.removed, report.refused, report.postponed, report.failed];
@@ -488,6 +486,23 @@ impl Comparison {
         count
     }
 
+    /// Records that the node lists these transactions of the sink. Reports those of which the sink
+    /// does not know it, if audits will find out when they leave the pool (`is_audited`).
+    async fn report_held(&self, held: &[B256], is_audited: bool, resets: u32) {
+        let hashes = &self.context.hashes;
+        for batch in held.chunks(LOOKUP_BATCH) {
+            // Some may have been mined since the list.
+            let held = batch.iter().copied().filter(|hash| !hashes.is_mined(hash));
+            if is_audited {
+                let is_news = |hash: &B256| hashes.seen.set_listed(*hash, self.source);
+                self.report_listed(held.filter(is_news).collect(), resets);
+            } else {
+                held.for_each(|hash| hashes.seen.set_held(hash, self.source));
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Returns which transactions of the sink the node lists. They are reported if the list before
     /// did not have such transactions: they were delivered as transactions that the node does not
     /// list. What the node announced after it made the list is one of them, because the next list
@@ -523,15 +538,12 @@ impl Comparison {
     /// delivery that one would: some source that has announced one does not list its pool, and the
     /// others have proved not to have it. If every source that has announced one lists its pool,
     /// the transaction has vanished instead.
-    async fn report_unlisted_elsewhere(&self, resets: u32) {
-        let context = &self.context;
-        let lists_pool: Vec<bool> =
-            latest_lists(context).iter().map(|listing| listing.is_some()).collect();
-        let may_be_elsewhere =
-            |held: &HeldHash| held.sources.iter().any(|source| !lists_pool[source]);
-        let unlisted = unlisted(context, may_be_elsewhere).await;
-        if !unlisted.is_empty() {
-            self.chain.unless_reset(resets, || context.sink.queue.push(Job::Unlisted(unlisted)));
+    async fn report_unlisted_elsewhere(&self) {
+        let lists = latest_lists(&self.context);
+        let is_not_listed = |source: usize| lists[source].is_none();
+        if (0..lists.len()).any(is_not_listed) {
+            let filter = |held: &HeldHash| held.sources.iter().any(is_not_listed);
+            report_listed_nowhere(&self.context, &lists, filter).await;
         }
     }
 
@@ -598,26 +610,29 @@ fn latest_lists(context: &Context) -> Vec<Option<Arc<Listing>>> {
 /// Reports to the sink the transactions that `source` has announced and no other source lists. The
 /// pool of `source` cannot be listed any more, so they may leave it unnoticed.
 pub(crate) async fn report_unlisted(context: Arc<Context>, source: usize) {
-    let unlisted = unlisted(&context, |held| held.sources.contains(source)).await;
-    if !unlisted.is_empty() {
-        context.sink.queue.push(Job::Unlisted(unlisted));
-    }
+    let lists = latest_lists(&context);
+    report_listed_nowhere(&context, &lists, |held| held.sources.contains(source)).await;
 }
 
-/// Returns the transactions for which `filter` returns true, which no node lists, and of which the
-/// sink was not told that yet. They count as reported from then on.
-async fn unlisted(context: &Context, filter: impl Fn(&HeldHash) -> bool) -> Vec<B256> {
-    let lists = latest_lists(context);
+/// Reports to the sink the transactions for which `filter` returns true, and which these lists do
+/// not contain, unless that was reported before.
+async fn report_listed_nowhere(
+    context: &Context,
+    lists: &[Option<Arc<Listing>>],
+    filter: impl Fn(&HeldHash) -> bool,
+) {
     let seen = &context.hashes.seen;
-    let mut unlisted = Vec::new();
     for shard in 0..SHARDS {
         let held = seen.held(shard).into_iter();
-        let held = held.filter(|held| filter(held) && is_listed_nowhere(held, &lists));
-        unlisted
-            .extend(held.map(|held| held.hash).filter(|hash| seen.set_delivered_unlisted(hash)));
+        let held = held.filter(|held| filter(held) && is_listed_nowhere(held, lists));
+        let is_news = |hash: &B256| seen.set_delivered_unlisted(hash);
+        let unlisted: Vec<B256> = held.map(|held| held.hash).filter(is_news).collect();
+        // At once, so that the latest report is that of the latest state.
+        if !unlisted.is_empty() {
+            context.sink.queue.push(Job::Unlisted(unlisted));
+        }
         tokio::task::yield_now().await;
     }
-    unlisted
 }
 
 /// The result of [`Comparison::recover`].

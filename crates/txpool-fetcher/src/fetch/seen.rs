@@ -347,15 +347,23 @@ impl SeenSet {
     /// In the last three cases the hash then counts as one that nodes list, even if it is that of a
     /// blob transaction: this node lists them.
     pub(crate) fn set_listed(&self, hash: B256, source: usize) -> bool {
-        if self.set_delivered_listed(&hash) {
-            return true;
-        }
+        self.set_delivered_listed(&hash) || self.set_back(hash, source, Seen::Delivered)
+    }
+
+    /// Records that a source lists a hash that the sink holds, and that this is not reported to the
+    /// sink.
+    pub(crate) fn set_held(&self, hash: B256, source: usize) {
+        self.set_back(hash, source, Seen::DeliveredUnlisted);
+    }
+
+    /// Sets the state of a hash that had left the node's pool or was forgotten. Returns whether it
+    /// had.
+    fn set_back(&self, hash: B256, source: usize, seen: Seen) -> bool {
         let mut shard = self.shard(&hash);
-        let seen = shard.get(&hash).map(|entry| entry.seen);
-        let is_back = matches!(seen, None | Some(Seen::Undone | Seen::Vanished));
+        let before = shard.get(&hash).map(|entry| entry.seen);
+        let is_back = matches!(before, None | Some(Seen::Undone | Seen::Vanished));
         if is_back {
-            let sources = SourceSet::single(source);
-            self.insert_with_sources(&mut shard, hash, Seen::Delivered, sources);
+            self.insert_with_sources(&mut shard, hash, seen, SourceSet::single(source));
         }
         is_back
     }

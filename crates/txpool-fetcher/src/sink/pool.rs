@@ -8,7 +8,7 @@ use crate::sink::{ChainEvent, Delivery, FetchedTransaction, Holding, Transaction
 impl TransactionSink for OrderPool {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
         let is_listed = tx.is_listed;
-        // By the clock of the pool's other orders, which does not change when the wall clock is set.
+        // By the clock of the other orders in the pool, which cannot be set.
         let first_seen = order_pool::arrival_at(tx.announced_at);
         let tx = Transaction::new(tx.tx, Origin::Mempool, first_seen);
         match self.insert_transaction(if is_listed { tx.listed() } else { tx }) {
