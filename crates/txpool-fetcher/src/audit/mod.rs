@@ -534,10 +534,9 @@ impl Comparison {
         }
     }
 
-    /// Reports to the sink the transactions that no node lists, although it was told at their
-    /// delivery that one would: some source that has announced one does not list its pool, and the
-    /// others have proved not to have it. If every source that has announced one lists its pool,
-    /// the transaction has vanished instead.
+    /// Reports to the sink the transactions that no node lists any more, and that a source has
+    /// announced which does not list its pool, so that it may have them. If every source that has
+    /// announced one lists its pool, the transaction has vanished instead.
     async fn report_unlisted_elsewhere(&self) {
         let lists = latest_lists(&self.context);
         let is_not_listed = |source: usize| lists[source].is_none();

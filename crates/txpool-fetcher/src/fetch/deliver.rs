@@ -149,11 +149,33 @@ impl Fetch {
         }
     }
 
-    /// Returns whether audits will find a transaction in the list of some source, or report that no
-    /// source lists it. So audits must be configured, and the lists of at least one node complete.
-    fn is_any_pool_listed(&self, is_blob: bool) -> bool {
+    /// Returns whether audits will find a transaction of this source in its list, and report when
+    /// it is no longer there. So audits must be configured, and the node's lists complete.
+    fn lists_its_pool(&self, source: usize, is_blob: bool) -> bool {
         self.context.settings.config.audit_interval.is_some()
-            && self.context.listings.iter().any(|listings| listings.has(is_blob))
+            && self.context.listings[source].has(is_blob)
+    }
+
+    /// Returns whether a source that has announced a transaction lists its pool.
+    fn is_listed_by_announcer(&self, arrival: &Arrival, is_blob: bool) -> bool {
+        self.lists_its_pool(arrival.source, is_blob) || {
+            let announcers = self.context.hashes.seen.sources(&arrival.hash);
+            announcers.iter().any(|source| self.lists_its_pool(source, is_blob))
+        }
+    }
+
+    /// Reports to the sink that a node lists what it has announced lately, after a source that does
+    /// not list its pool.
+    pub(crate) fn report_listed_announcements(&self, source: usize) {
+        let hashes = &self.context.hashes;
+        let is_news = |hash: &B256| {
+            let is_blob = hashes.seen.get(hash).is_some_and(Seen::is_blob);
+            self.lists_its_pool(source, is_blob) && hashes.seen.set_delivered_listed(hash)
+        };
+        let listed: Vec<B256> = hashes.take_unlisted(source).into_iter().filter(is_news).collect();
+        if !listed.is_empty() {
+            self.context.sink.queue.push(Job::Listed(listed));
+        }
     }
 
     /// Delivers a transaction whose hash was verified, unless it is mined or belongs to another
@@ -190,15 +212,16 @@ impl Fetch {
                     self.record_delivery(&ticket.arrival, delivery, seen)
                 }
             };
-            let hash = ticket.arrival.hash;
+            let arrival = ticket.arrival;
             ticket.finish(outcome, seen);
-            // The first list of a node's pool may have been completed meanwhile. Its comparison
-            // reports what was delivered before, so this is looked at afterwards.
+            // The first list of a node's pool may have been completed meanwhile, or another source
+            // may have announced it. What was delivered before is reported then, so this is looked
+            // at afterwards.
             if !is_listed
-                && self.is_any_pool_listed(is_blob)
-                && self.context.hashes.seen.set_delivered_listed(&hash)
+                && self.is_listed_by_announcer(&arrival, is_blob)
+                && self.context.hashes.seen.set_delivered_listed(&arrival.hash)
             {
-                self.context.sink.queue.push(Job::Listed(vec![hash]));
+                self.context.sink.queue.push(Job::Listed(vec![arrival.hash]));
             }
         }
     }
@@ -236,7 +259,7 @@ impl Fetch {
         }
         let now = SystemTime::now();
         let first_seen = now.checked_sub(received_at.elapsed()).unwrap_or(now);
-        let is_listed = entry != Entry::Announced || self.is_any_pool_listed(is_blob);
+        let is_listed = entry != Entry::Announced || self.is_listed_by_announcer(arrival, is_blob);
         FetchedTransaction {
             tx,
             raw,

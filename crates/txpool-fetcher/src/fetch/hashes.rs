@@ -42,7 +42,14 @@ pub(crate) struct AnnouncementCounts {
     pub(crate) first_seen: AtomicU64,
     /// When a malformed transaction was last logged, see [`Ticket::finish_malformed`].
     malformed_logged_at: Mutex<Option<Instant>>,
+    /// Hashes that it announced after another source, and of which the sink was told that no node
+    /// lists them.
+    unlisted: Mutex<Vec<B256>>,
 }
+
+/// The number of such hashes of a source that are kept until its next tick. Its next comparison
+/// finds the others.
+const MAX_UNLISTED: usize = 4_096;
 
 impl AnnouncementCounts {
     /// Returns whether a malformed transaction is logged as a warning: at most once in the
@@ -98,10 +105,23 @@ impl Hashes {
             counts.first_seen.fetch_add(1, Relaxed);
             return Some(self.ticket(arrival, entered));
         }
+        let has_others = self.announcements.len() > 1;
+        if has_others && !is_mined && self.seen.get(&hash).is_some_and(Seen::is_unlisted) {
+            let mut unlisted = lock(&counts.unlisted);
+            if unlisted.len() < MAX_UNLISTED {
+                unlisted.push(hash);
+            }
+        }
         let outcome = if is_mined { Outcome::Mined } else { Outcome::Known };
         self.metrics.entered[Entry::Announced as usize].add(1);
         self.metrics.left[outcome as usize].add(1);
         None
+    }
+
+    /// Returns the hashes that a source has announced since the previous call, and of which the sink
+    /// was told that no node lists them.
+    pub(crate) fn take_unlisted(&self, source: usize) -> Vec<B256> {
+        std::mem::take(&mut lock(&self.announcements[source].unlisted))
     }
 
     /// Remembers the announcement of a mined hash. Returns false if a reorg has undone its block

@@ -76,12 +76,12 @@ impl Seen {
         self.is_unlisted() || matches!(self, Self::Delivered | Self::DeliveredBlob)
     }
 
-    /// Returns whether the sink was told that no node lists the delivered transaction.
+    /// Returns whether the transaction was delivered, and the sink was told that no node lists it.
     pub(crate) const fn is_unlisted(self) -> bool {
         matches!(self, Self::DeliveredUnlisted | Self::DeliveredBlobUnlisted)
     }
 
-    const fn is_blob(self) -> bool {
+    pub(crate) const fn is_blob(self) -> bool {
         matches!(self, Self::DeliveredBlob | Self::DeliveredBlobUnlisted)
     }
 

@@ -161,6 +161,7 @@ impl Source {
             self.parts.context.metrics.lagged.add(lost);
             self.machine.on(Event::Gap(GapReason::Lagged), now);
         }
+        self.parts.fetch.report_listed_announcements(self.index);
         let backlog = self.shared.backlog.len();
         self.shared.metrics.backlog.set(backlog as f64);
         self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
