@@ -61,6 +61,12 @@ impl BuilderView {
         matches!(event, Seen::Removed(_)).then_some(*seen_at)
     }
 
+    /// Returns when an order that it holds was added last.
+    pub(crate) fn added_at(&self, hash: &B256) -> Option<u64> {
+        let (seen_at, event) = self.events.get(hash)?.last()?;
+        matches!(event, Seen::Added).then_some(*seen_at)
+    }
+
     /// Applies a report. `is_known` says whether the trial itself made an order.
     pub(crate) fn apply(&mut self, report: &Report, is_known: impl Fn(&B256) -> bool) {
         for (seen_at, event, hash) in &report.seen {
