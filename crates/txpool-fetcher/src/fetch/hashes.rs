@@ -118,8 +118,8 @@ impl Hashes {
         None
     }
 
-    /// Returns the hashes that a source has announced since the previous call, and of which the sink
-    /// was told that no node lists them.
+    /// Returns the hashes that a source has announced since the previous call, and of which the
+    /// sink was told that no node lists them.
     pub(crate) fn take_unlisted(&self, source: usize) -> Vec<B256> {
         std::mem::take(&mut lock(&self.announcements[source].unlisted))
     }

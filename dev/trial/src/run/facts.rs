@@ -231,8 +231,8 @@ impl Run<'_> {
                 // contains is only known not to be listed any more.
                 known_at = known_at.max(reset_at + RETENTION.as_nanos() as u64);
             }
-            // A node that imports old blocks undoes the latest ones for a while. The builder learns of
-            // its head only after what that head brings back.
+            // A node that imports old blocks undoes the latest ones for a while. The builder learns
+            // of its head only after what that head brings back.
             let is_back = |added_at: &u64| is_disturbed(*added_at, all_parts, &self.disturbances);
             if let Some(added_at) = view.added_at(&tx.hash).filter(is_back) {
                 known_at = known_at.max(added_at);
