@@ -11,13 +11,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use hdrhistogram::Histogram;
 use mempool_ingest::{
     OrderPool,
-    order_pool::{Event, Order, Origin, Subscription, Transaction},
+    order_pool::{Event, Order, Origin, Subscription, Transaction, arrival_at},
 };
 use parking_lot::Mutex;
 
@@ -115,7 +115,7 @@ fn run(
     let mut hashes = hashes.map(BufWriter::new);
     let mut written = Ok(());
     // Orders from before the subscription have waited for it, so their age is no latency.
-    let mut measured_from = SystemTime::now();
+    let mut measured_from = arrival_at(Instant::now());
     loop {
         // Load this before reading, so that every event from before the stop is read.
         let is_stopping = stop.load(Relaxed);
@@ -150,7 +150,7 @@ fn run(
                 stats.lagged += 1;
                 // After `resync` every live order is delivered again.
                 stats.content = PoolContent::default();
-                measured_from = SystemTime::now();
+                measured_from = arrival_at(Instant::now());
                 orders.resync();
                 if hashes.take().is_some() {
                     written = Err(io::Error::other("it lagged, and writes no further hashes"));
@@ -171,7 +171,7 @@ impl WatcherStats {
                 *count += 1;
             }
             if tx.origin() != Origin::Rpc {
-                let age = SystemTime::now().duration_since(tx.first_seen());
+                let age = arrival_at(Instant::now()).duration_since(tx.first_seen());
                 if let Ok(age) = age
                     && tx.first_seen() >= measured_from
                 {

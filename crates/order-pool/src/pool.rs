@@ -37,7 +37,7 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    arrival::arrival,
+    arrival::{arrival, arrival_instant},
     clock::Clock,
     config::PoolConfig,
     core::{Change, Core, Effect, Limits},
@@ -249,7 +249,7 @@ impl OrderPool {
     ) -> CancelPrivateOutcome {
         let shared = &self.shared;
         // The clock of the machine that received the cancellation may be ahead: its age is then 0.
-        let age = SystemTime::now().duration_since(cancelled_at).unwrap_or_default();
+        let age = Instant::now().saturating_duration_since(arrival_instant(cancelled_at));
         let cancellation = PrivateCancellation { hash: *hash, signer, cancelled_at, holder };
         let outcome = shared.write(|core| core.cancel_private(cancellation, age));
         let is_cancelled = outcome == CancelPrivateOutcome::Cancelled;
