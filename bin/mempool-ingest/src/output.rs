@@ -165,8 +165,9 @@ mod tests {
         for number in 0..100 {
             output.write_line(format!("{number}\n").as_bytes());
         }
-        // Eight lines are in the queue, and the thread holds at most one.
-        assert!((91..=92).contains(&output.dropped()), "{}", output.dropped());
+        // Eight lines are in the queue, and the thread holds at most one. While it takes a line,
+        // the place of that line is not free yet.
+        assert!((91..=93).contains(&output.dropped()), "{}", output.dropped());
         output.flush(Duration::from_millis(1));
         let kept = 100 - output.dropped();
         for number in 0..kept {
