@@ -289,16 +289,12 @@ impl Comparison {
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // The hash may have been announced or mined meanwhile.
             let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
-            let is_held = match holding {
-                Holding::Held => true,
-                Holding::Unknown => was_delivered,
-                Holding::Removed | Holding::MayReturn | Holding::Missing => false,
-            };
             match holding {
-                _ if is_held => held.push(hash),
+                Holding::Held => held.push(hash),
+                Holding::Unknown if was_delivered => held.push(hash),
                 Holding::Removed => report.removed += 1,
                 Holding::MayReturn => postponed.push(hash),
-                _ => missing.push(hash),
+                Holding::Unknown | Holding::Missing => missing.push(hash),
             }
         }
         if missing.is_empty() && !is_any_in_flight {
@@ -486,8 +482,8 @@ impl Comparison {
         count
     }
 
-    /// Records that the node lists these transactions of the sink. Reports those of which the sink
-    /// does not know it, if audits will find out when they leave the pool (`is_audited`).
+    /// Records that the node lists these transactions, which the sink holds. If audits will find
+    /// out when they leave the node's pool (`is_audited`), tells the sink, unless it knows already.
     async fn report_held(&self, held: &[B256], is_audited: bool, resets: u32) {
         let hashes = &self.context.hashes;
         for batch in held.chunks(LOOKUP_BATCH) {

@@ -42,8 +42,8 @@ pub(crate) struct AnnouncementCounts {
     pub(crate) first_seen: AtomicU64,
     /// When a malformed transaction was last logged, see [`Ticket::finish_malformed`].
     malformed_logged_at: Mutex<Option<Instant>>,
-    /// Hashes that it announced after another source, and of which the sink was told that no node
-    /// lists them.
+    /// Hashes that it announced although the sink has them already, as transactions that no node
+    /// lists ([`Seen::is_unlisted`]).
     unlisted: Mutex<Vec<B256>>,
 }
 
@@ -118,8 +118,8 @@ impl Hashes {
         None
     }
 
-    /// Returns the hashes that a source has announced since the previous call, and of which the
-    /// sink was told that no node lists them.
+    /// Takes the hashes that a source has announced since the previous call although the sink has
+    /// them already, as transactions that no node lists.
     pub(crate) fn take_unlisted(&self, source: usize) -> Vec<B256> {
         std::mem::take(&mut lock(&self.announcements[source].unlisted))
     }

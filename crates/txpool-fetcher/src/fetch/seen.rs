@@ -27,10 +27,10 @@ const KNOWN_FOR: Duration = Duration::from_secs(60);
 pub(crate) enum Seen {
     /// Waits for a slot, or is being fetched, decoded or delivered.
     InFlight,
-    /// Delivered to the sink, and still pending in the node as far as is known. The sink was told
-    /// that a node lists it, so it is kept until the sink is told otherwise.
+    /// Delivered to the sink, and still pending in the node as far as is known. The sink knows that
+    /// a node lists it, and keeps it until an event says that no node does.
     Delivered,
-    /// Like `Delivered`, but the sink was told that no node lists it, so it is kept for a while.
+    /// Like `Delivered`, but as far as the sink knows no node lists it: it keeps it for a while.
     DeliveredUnlisted,
     /// Like `Delivered`, for a blob transaction, which some nodes do not list.
     DeliveredBlob,

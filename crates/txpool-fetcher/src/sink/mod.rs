@@ -153,9 +153,9 @@ pub enum ChainEvent {
     /// transactions, so for these no event is sent.
     Vanished(B256),
     /// A node lists this delivered transaction, and will be compared again. A sink should keep it
-    /// like one with [`FetchedTransaction::is_listed`]. This event is sent when a pool can be
-    /// listed that could not be listed when the transaction was delivered, and when a list has a
-    /// transaction that had left it, was reported as [`Self::Unlisted`], or was forgotten.
+    /// like one with [`FetchedTransaction::is_listed`]. This event is sent for a transaction that
+    /// was delivered without that, was reported as [`Self::Vanished`] or [`Self::Unlisted`], or was
+    /// forgotten, when a source that can be listed lists it, or announces it too.
     Listed(B256),
     /// No node lists this transaction, and a node that announced it does not list its pool, so no
     /// event reports when it leaves that pool. A sink should keep it no longer than any other
