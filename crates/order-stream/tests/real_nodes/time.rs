@@ -9,6 +9,9 @@ use super::{fleet::SIGNER, *};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
+/// How long a machine is cut off. Its publisher gives a silent connection up after four seconds.
+const CUT: Duration = Duration::from_secs(13);
+
 /// A machine that ingests, with its own clock and its publisher of the private flow.
 struct Machine {
     pool: OrderPool,
@@ -329,6 +332,34 @@ async fn messages_keep_their_sequence_although_the_first_is_long_on_its_way() {
     wait_until_read(&source, 6).await;
     assert_eq!(order_hashes(&built), expected);
     finish_all([slow.publisher, fast.publisher], [source]).await;
+}
+
+/// A message that was written to a connection which was then cut for more than ten seconds counted
+/// as sent when the cut ended. So what another machine had cancelled meanwhile was there again.
+#[tokio::test]
+async fn a_message_that_a_cut_delays_keeps_its_time() {
+    let fixture = Fixture::new().await;
+    let mut cut_until = None;
+    let url = proxy::start(&fixture.server, move |subject| {
+        // The first order finds every connection of its machine cut.
+        if cut_until.is_some() || subject.starts_with("mempool.") {
+            let cut_until = *cut_until.get_or_insert_with(|| Instant::now() + CUT);
+            std::thread::sleep(cut_until.saturating_duration_since(Instant::now()));
+        }
+        true
+    });
+    let cut = Machine::start_at(ServerConfig::new(url), "cut", WallClock::default()).await;
+    let other = Machine::start(&fixture, "other", WallClock::ahead_by(HOUR)).await;
+    let (built, source) = builder(&fixture, "one", WallClock::default());
+    let tx = &transactions(78, 1, 0)[0];
+    cut.send_private(tx);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    other.cancel_private(tx);
+    other.wait_until_stored(1).await;
+    cut.wait_until_stored(1).await;
+    wait_until_read(&source, 2).await;
+    assert_eq!(order_hashes(&built), BTreeSet::new());
+    finish_all([cut.publisher, other.publisher], [source]).await;
 }
 
 /// A permanent cancellation needs no time.
