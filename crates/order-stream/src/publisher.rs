@@ -8,8 +8,8 @@
 //! - **The message id of a public order is the order's hash.** Any number of machines publish all
 //!   their orders. No machine needs to know of the others, and each may end at any time.
 //! - **A publisher remembers which of the pool's orders it has published, but no bytes.** So an
-//!   outage of any length needs no queue. In the private flow it first continues to read the pool's
-//!   log, which still has cancellations that the pool has forgotten.
+//!   outage of any length needs no queue. In the private flow it reads every event of the pool's log
+//!   since its start, because the pool forgets cancellations after a minute.
 //! - **A publisher and a source serve one flow each.** Private orders have a stream, credentials
 //!   and a connection of their own, so a mistake in the rights of one flow exposes nothing of the
 //!   other.
@@ -54,6 +54,7 @@ use crate::{
     stream_check::StreamCheck,
     streams::{stream_name, subjects},
     window::Window,
+    wire::Record,
     worker::{Status, Worker},
 };
 
@@ -132,8 +133,8 @@ struct PublisherTask {
     status: Status,
     counters: Arc<PublisherCounters>,
     follower: Follower,
-    /// The pool's events, which are read while there is a connection. Without one, only the private
-    /// flow keeps its subscription, and the pool's log keeps the unread events.
+    /// The pool's events, which are read while there is a connection. The private flow has a
+    /// subscription from its start on, and the pool's log keeps the unread events.
     events: Option<Subscription>,
     /// Whether the pool is replayed for a comparison.
     is_comparing: bool,
@@ -158,7 +159,7 @@ impl PublisherTask {
         let PublisherConfig { flow, chain_id, ref machine, heads, .. } = *config;
         let counters = Arc::new(PublisherCounters::labelled(&[flow_label(flow)]));
         let started_micros = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
-        Self {
+        let mut task = Self {
             pool: pool.clone(),
             clock,
             stream: stream_name(flow, chain_id),
@@ -181,7 +182,11 @@ impl PublisherTask {
             has_acknowledged: false,
             outage: None,
             unstored_logged_at: None,
+        };
+        if task.follower.is_private() {
+            task.begin_comparison();
         }
+        task
     }
 
     /// Begins a comparison: the pool is replayed from now on.
@@ -214,10 +219,10 @@ impl PublisherTask {
     }
 
     /// The connection has ended. The private flow continues to read the pool's log with the next
-    /// connection, because the pool may forget a cancellation meanwhile. Otherwise the next
+    /// connection, because the pool may forget a cancellation meanwhile. In the public flow the next
     /// connection begins with a comparison.
     fn on_disconnected(&mut self) {
-        if !self.follower.is_private() || self.is_comparing {
+        if !self.follower.is_private() {
             self.events = None;
             // The latest first: the head before the earliest unsent one was published.
             for item in self.outbox.drain(..).rev() {
@@ -412,6 +417,11 @@ impl PublisherTask {
             "the stream has lost messages that it had stored: the pool is published again"
         );
         self.counters.resets.add(1);
+        if self.follower.is_private() {
+            // The replay contains the orders, but not what was cancelled more than a minute ago.
+            while self.read_event() {}
+            self.outbox.retain(|item| !matches!(item.record, Record::Order(_)));
+        }
         self.follower.forget_all();
         self.begin_comparison();
     }
