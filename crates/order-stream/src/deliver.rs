@@ -12,8 +12,9 @@ use alloy_primitives::B256;
 use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::{Block, Head};
 use order_pool::{
-    Bundle, BundleError, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation,
-    InsertOutcome, Order, OrderPool, PrivateCancellation, Relation, Transaction,
+    Bundle, BundleError, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation, Holder,
+    InsertOutcome, MAX_BLOCKS_AHEAD, Order, OrderPool, PrivateCancellation, Relation,
+    ReplacementKey, Transaction,
 };
 
 use crate::{
@@ -178,6 +179,9 @@ impl Deliverer {
         cancellation.sent_at = Some(time);
         cancellation.nonce = Some(micros(time));
         self.key_history.cancel_bundles(&cancellation, origin);
+        if let Some(delivered) = self.cancel_some_blocks(key, time, holder) {
+            return Ok(delivered);
+        }
         // The pool assigns a nonce to the empty bundle above those of all bundles that were sent
         // earlier.
         let empty_bundle = BundleParts {
@@ -188,6 +192,28 @@ impl Deliverer {
             ..BundleParts::default()
         };
         Ok(self.pool.insert_bundle(Bundle::new(empty_bundle)?).into())
+    }
+
+    /// Ends the bundles of a key that were sent before `time`, if another one was sent later. The
+    /// pool knows only when a bundle was sent for the first time. Returns `None` if none was sent
+    /// later.
+    fn cancel_some_blocks(
+        &self,
+        key: ReplacementKey,
+        time: SystemTime,
+        holder: Holder,
+    ) -> Option<Delivered> {
+        let next = self.pool.head()?.number.saturating_add(1);
+        let blocks = next..=next.saturating_add(MAX_BLOCKS_AHEAD);
+        let is_later = |block| Some((block, self.key_history.is_sent_after(key, block, time)?));
+        let known: Vec<_> = blocks.filter_map(is_later).collect();
+        if !known.iter().any(|(_, is_later)| *is_later) {
+            return None;
+        }
+        for (block, _) in known.into_iter().filter(|(_, is_later)| !is_later) {
+            self.pool.supersede(key, block, micros(time), holder);
+        }
+        Some(Delivered::Pooled)
     }
 
     fn cancel_private(
@@ -332,6 +358,11 @@ impl Deliverer {
             None => self.key_history.record_message(key, origin),
         };
         if self.key_history.is_cancelled(&key, chosen_nonce, time) {
+            return Ok(Delivered::Superseded);
+        }
+        if let Some(block) = bundle.block()
+            && self.key_history.is_replaced(replacement_key, block, chosen_nonce, time, origin)
+        {
             return Ok(Delivered::Superseded);
         }
         if time != bundle.first_seen() || chosen_nonce != bundle.nonce() {

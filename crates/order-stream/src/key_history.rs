@@ -1,5 +1,5 @@
-//! Remembers for each replacement key and private transaction what was cancelled, and the latest
-//! message. It is what a source remembers in addition to the pool. Pure.
+//! Remembers for each replacement key and private transaction what was cancelled, the newest bundle,
+//! and the latest message. It is what a source remembers in addition to the pool. Pure.
 //!
 //! **Cancellations.** Pools remember a cancellation for a minute, and count it against its sender,
 //! so that callers cannot fill them. The ingest has applied these limits to everything that it has
@@ -7,6 +7,12 @@
 //! accepted, and an order that arrives late, from a machine that was cut off, would be pooled
 //! again. So a source remembers each cancellation for as long as the longest private order lasts,
 //! by the time of the stream, and counts it against nobody.
+//!
+//! **Newest bundles.** A pool remembers the newest bundle of a key while it holds it, and for a minute
+//! afterwards. It may have refused that bundle, because of its own head or its own room, and a bundle
+//! that it holds may have been sent again later. So a source remembers for each key and block which
+//! bundle was sent last, for as long as cancellations: what arrives late and was sent before it is
+//! replaced, and a cancellation that was sent before it does not end it.
 //!
 //! **The sequence of one machine.** The time of a message is too late by as much as its publisher
 //! does not know the server's clock, some milliseconds or less, and by the whole delay of the
@@ -42,6 +48,8 @@ const MAX_ENTRIES: usize = 1 << 17;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
     Bundles(ReplacementKey),
+    /// The bundles of a replacement key for one block.
+    BlockBundles(ReplacementKey, u64),
     /// A private transaction of a signer.
     PrivateTransaction {
         signer: Address,
@@ -111,12 +119,22 @@ struct Cancelled {
     is_permanent: bool,
 }
 
+/// The newest bundle of a key for one block, whether or not the pool has taken it.
+#[derive(Clone, Copy, Debug, Default)]
+struct NewestBundle {
+    /// The highest nonce that a searcher has chosen.
+    chosen_nonce: Option<u64>,
+    /// When the latest bundle without a chosen nonce was sent.
+    sent_at: Option<SystemTime>,
+}
+
 /// What a source remembers of keys. Each array has one map for known holders and one for unknown
 /// callers.
 #[derive(Debug, Default)]
 pub(crate) struct KeyHistory {
     latest: [RecentMap<LatestMessage>; 2],
     cancelled: [RecentMap<Cancelled>; 2],
+    newest_bundles: [RecentMap<NewestBundle>; 2],
 }
 
 /// Where and when the message that is processed was sent.
@@ -221,6 +239,53 @@ impl KeyHistory {
         let mut cancelled = map.get(&key).copied().unwrap_or_default();
         change(&mut cancelled);
         map.insert(key, cancelled, origin.stored_at);
+    }
+
+    /// Records a bundle that was sent at `sent_at`. Returns whether a later one of its key and block
+    /// was recorded before, which has replaced it.
+    pub(crate) fn is_replaced(
+        &mut self,
+        key: ReplacementKey,
+        block: u64,
+        chosen_nonce: Option<u64>,
+        sent_at: SystemTime,
+        origin: MessageOrigin<'_>,
+    ) -> bool {
+        let mut newest = self.newest_bundle(key, block).unwrap_or_default();
+        let is_replaced = match chosen_nonce {
+            Some(nonce) => Some(nonce) < newest.chosen_nonce,
+            None => Some(micros(sent_at)) < newest.sent_at.map(micros),
+        };
+        if !is_replaced {
+            match chosen_nonce {
+                Some(_) => newest.chosen_nonce = chosen_nonce,
+                None => newest.sent_at = Some(sent_at),
+            }
+            let map = &mut self.newest_bundles[origin.map_index()];
+            map.insert(Key::BlockBundles(key, block), newest, origin.stored_at);
+        }
+        is_replaced
+    }
+
+    /// Whether a bundle of this key and block is known, and if so, whether it was sent after `time`
+    /// without a chosen nonce.
+    pub(crate) fn is_sent_after(
+        &self,
+        key: ReplacementKey,
+        block: u64,
+        time: SystemTime,
+    ) -> Option<bool> {
+        let newest = self.newest_bundle(key, block)?;
+        Some(newest.sent_at.map(micros) > Some(micros(time)))
+    }
+
+    fn newest_bundle(&self, key: ReplacementKey, block: u64) -> Option<NewestBundle> {
+        let key = Key::BlockBundles(key, block);
+        let known = self.newest_bundles.iter().filter_map(|map| map.get(&key));
+        known.copied().reduce(|one, other| NewestBundle {
+            chosen_nonce: one.chosen_nonce.max(other.chosen_nonce),
+            sent_at: one.sent_at.max(other.sent_at),
+        })
     }
 
     /// Whether an order is cancelled: a bundle by its chosen nonce, or an order without one by the

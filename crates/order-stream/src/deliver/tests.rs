@@ -7,8 +7,8 @@ use alloy_eips::eip4844::{Blob, BlobTransactionSidecar, Bytes48};
 use alloy_primitives::{Address, hex};
 use chain_view::Head;
 use order_pool::{
-    Bundle, BundleParts, Cancellation, Holder, Origin, PrivateCancellation, PrivateTerms,
-    Transaction,
+    Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, Origin, PoolConfig,
+    PrivateCancellation, PrivateTerms, Transaction,
 };
 
 use super::*;
@@ -146,6 +146,69 @@ fn a_refused_replacement_still_ends_the_bundle_that_it_replaces() {
     assert_eq!(deliver(bundle(0, 1)), (1, [1, 0, 0, 0, 0]));
     assert_eq!(deliver(bundle(1, 2)), (0, [1, 0, 0, 1, 0]));
     assert_eq!(deliver(bundle(2, 1)), (0, [1, 0, 1, 1, 0]), "it arrives late");
+}
+
+/// A bundle without a chosen nonce that was sent at this time.
+fn bundle_sent_at(tx: &Transaction, block: u64, seconds: u64) -> Encoded {
+    let parts = keyed_parts(tx, block, 0);
+    bundle(BundleParts { replacement_nonce: None, first_seen: Some(time(seconds)), ..parts })
+}
+
+/// The pool forgot the newest bundle of a key a minute after that had left, and when it had refused
+/// the newest one, any bundle without a nonce was newer. So an older one was there again.
+#[test]
+fn a_bundle_that_arrives_late_is_replaced_although_the_pool_has_not_its_replacement() {
+    let txs = txs(2);
+    for is_forgotten in [false, true] {
+        let clock = Clock::manual();
+        let pool = OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("a pool");
+        let mut deliverer = Deliverer { pool, ..private_deliverer() };
+        let head = |number| Block::new(tests::head(number, 0, 0), vec![*txs[1].hash()]);
+        if is_forgotten {
+            deliverer.deliver(&message(bundle_sent_at(&txs[1], 12, 102)), stored_now(time(102)));
+            deliverer.pool.on_head(head(10));
+            clock.advance(CANCELLATION_RETENTION);
+            while deliverer.pool.upkeep() {}
+        } else {
+            deliverer.pool.on_head(head(10));
+            deliverer.deliver(&message(bundle_sent_at(&txs[1], 12, 102)), stored_now(time(102)));
+        }
+        deliverer.deliver(&message(bundle_sent_at(&txs[0], 12, 101)), stored_now(time(101)));
+        assert_eq!(deliverer.pool.stats().bundles, 0, "forgotten: {is_forgotten}");
+        deliverer.deliver(&message(bundle_sent_at(&txs[0], 12, 103)), stored_now(time(103)));
+        assert_eq!(deliverer.pool.stats().bundles, 1, "it was sent later");
+    }
+}
+
+/// The pool knew only when the bundle had been sent for the first time.
+#[test]
+fn a_late_message_does_not_end_a_bundle_that_was_sent_again_after_it() {
+    let txs = txs(3);
+    let mut deliverer = private_deliverer();
+    deliverer.pool.on_head(Block::new(tests::head(10, 0, 0), []));
+    let cancellation = |seconds| {
+        let (sent_at, holder) = (Some(time(seconds)), Holder::Host);
+        let nonce = Some(micros(time(seconds)));
+        encode(Record::Cancellation(Cancellation { key: KEY, nonce, holder, sent_at }))
+    };
+    // The message was sent to another machine than the bundles.
+    let from_other = |encoded| Message { subject: "mempool.1.tx.b".into(), ..message(encoded) };
+    let mut deliver = |message, seconds| {
+        deliverer.deliver(&message, stored_now(time(seconds)));
+        deliverer.pool.stats().bundles
+    };
+    assert_eq!(deliver(message(bundle_sent_at(&txs[0], 12, 100)), 100), 1);
+    assert_eq!(deliver(message(bundle_sent_at(&txs[1], 13, 101)), 101), 2);
+    assert_eq!(deliver(message(bundle_sent_at(&txs[0], 12, 106)), 106), 2);
+    assert_eq!(deliver(from_other(bundle_sent_at(&txs[2], 12, 104)), 104), 2);
+    assert_eq!(deliver(from_other(cancellation(105)), 105), 1, "only the one for block 13 ends");
+    assert_eq!(counts(&deliverer), [3, 1, 1, 0, 0]);
+    let mut deliver = |message, seconds| {
+        deliverer.deliver(&message, stored_now(time(seconds)));
+        deliverer.pool.stats().bundles
+    };
+    assert_eq!(deliver(message(bundle_sent_at(&txs[1], 13, 101)), 101), 1, "it is cancelled");
+    assert_eq!(deliver(from_other(cancellation(107)), 107), 0);
 }
 
 fn head(number: u64, branch: u64) -> Encoded {
