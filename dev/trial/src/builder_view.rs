@@ -67,6 +67,13 @@ impl BuilderView {
         matches!(event, Seen::Added).then_some(*seen_at)
     }
 
+    /// Whether it added one of these orders at this time or later.
+    pub(crate) fn has_added_since(&self, time: u64, is_one: impl Fn(&B256) -> bool) -> bool {
+        let is_late_add =
+            |(seen_at, event): &(u64, Seen)| *seen_at >= time && matches!(event, Seen::Added);
+        self.events.iter().any(|(hash, events)| is_one(hash) && events.iter().any(is_late_add))
+    }
+
     /// Applies a report. `is_known` says whether the trial itself made an order.
     pub(crate) fn apply(&mut self, report: &Report, is_known: impl Fn(&B256) -> bool) {
         for (seen_at, event, hash) in &report.seen {

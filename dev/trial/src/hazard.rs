@@ -176,13 +176,18 @@ impl NodeQuirk {
         })
     }
 
+    /// Whether every answer is late, but not too late to count, and a fetcher can request all
+    /// transactions of a node that announces so many per second.
+    pub(crate) const fn feeds_late(self, tps: u32) -> bool {
+        matches!(self, Self::Late(delay) if delay.as_secs() < 5) && tps <= SLOW_TPS
+    }
+
     /// Returns how long it lasts at least. A source takes up to twelve seconds to say that no
     /// request is answered, and must not be live without transactions for ten more.
     const fn least_time(self, tps: u32) -> Duration {
         match self {
             Self::MissingRaw | Self::NoRaw => Duration::from_secs(27),
-            // Late answers count, if the fetcher can request all transactions.
-            Self::Late(delay) if delay.as_secs() < 5 && tps <= SLOW_TPS => Duration::from_secs(27),
+            Self::Late(_) if self.feeds_late(tps) => Duration::from_secs(27),
             Self::Silent(Topic::Objects) => Duration::from_secs(15),
             _ => Duration::from_secs(2),
         }

@@ -30,6 +30,9 @@ pub(crate) const GRACE_NS: u64 = 2_500_000_000;
 /// has listed since then, nor say for longer that whole transactions are announced while none is.
 pub(crate) const LIVE_NS: u64 = 10_000_000_000;
 
+/// While a node answers late, the first of its transactions must be there after this time.
+pub(crate) const LATE_NS: u64 = 15_000_000_000;
+
 /// A machine must not be ready for longer while an order that it accepted reaches nobody.
 pub(crate) const READY_NS: u64 = 2_000_000_000;
 
@@ -47,6 +50,8 @@ pub(crate) enum Breach {
     Missing,
     /// **Kept**: the builder lost a transaction that a node still lists.
     Dropped,
+    /// **Kept**: a node answers late, and the builder has none of its transactions.
+    LateInVain,
     /// **Kept**: a blob transaction is there with the proofs of EIP-4844, which no block accepts
     /// since Osaka.
     OldSidecar,
@@ -110,6 +115,9 @@ pub(crate) struct Facts {
     pub(crate) live_in_vain_since: Option<u64>,
     /// The same of a source that waits for objects in vain.
     pub(crate) objects_in_vain_since: Option<u64>,
+    /// Whether a node has answered late for [`LATE_NS`] and this builder, which reads no other node,
+    /// has got none of its transactions since then.
+    pub(crate) is_late_in_vain: bool,
     /// An order accepted more than [`READY_NS`] and the grace ago that reached nobody while the
     /// machine was ready.
     pub(crate) accepted_in_vain: Option<B256>,
@@ -223,6 +231,7 @@ pub(crate) fn judge(facts: &Facts) -> Verdict {
         let is_kept = since.is_none_or(|since| since + LIVE_NS > now);
         verdict.check(is_kept, breach, B256::ZERO);
     }
+    verdict.check(!facts.is_late_in_vain, Breach::LateInVain, B256::ZERO);
     if let Some(hash) = facts.accepted_in_vain {
         verdict.check(false, Breach::ReadyInVain, hash);
     }

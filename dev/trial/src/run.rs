@@ -164,6 +164,9 @@ struct Run<'a> {
     real: RealNodes,
     command: Option<UnreadCommand>,
     disturbances: Vec<Disturbance>,
+    /// When each node had recovered from its last incident, or became half-broken after it. Unlike
+    /// in `disturbances`, it takes no longer because of a half-broken node.
+    settled_at: Vec<u64>,
     /// What happens later: the ends of incidents.
     scheduled: Vec<(Instant, Recovery)>,
     /// An attacker that has signed its requests before the run began.
@@ -275,6 +278,7 @@ async fn start(world: &World, is_quiet: bool) -> Result<RunResult, Failure> {
         network,
         searchers,
         disturbances: starts.collect(),
+        settled_at: vec![0; world.nodes],
         members,
         fleet,
         real,
@@ -504,6 +508,11 @@ impl Run<'_> {
         }
         if let Some(disturbance) = disturbance {
             disturbance.add_to(&mut self.disturbances);
+        }
+        if let Some((Part::Node(node), duration)) = incident.disturbs(self.world.tps) {
+            let is_quirk = matches!(incident, Incident::Quirk { .. });
+            let ends = now + if is_quirk { 0 } else { duration.as_nanos() as u64 };
+            self.settled_at[node] = self.settled_at[node].max(ends);
         }
         self.print(&format!("{incident:?}"));
         self.result.incidents.push((self.begin.elapsed(), incident));

@@ -118,6 +118,7 @@ fn each_promise_is_broken_by_one_fact_once_its_deadline_has_passed() {
     let edits: [(Breach, Edit); 15] = [
         (Breach::Missing, |facts| facts.listed[0].is_held = false),
         (Breach::OldSidecar, |facts| facts.listed[0].has_old_sidecar = true),
+        (Breach::LateInVain, |facts| facts.is_late_in_vain = true),
         (Breach::Mined, |facts| facts.mined[0].is_held = true),
         (Breach::Behind, |facts| facts.heads[0].1 = false),
         (Breach::Refused, |facts| facts.orders[0].was_displaced = true),

@@ -4,12 +4,13 @@
 //!    none?
 //! 2. Does a source say for ten seconds that its node announces whole transactions while it
 //!    announces only hashes?
-//! 3. Is a transaction that was there still there while a node lists it? Nodes count that no fault
+//! 3. Does a node that answers late bring nothing?
+//! 4. Is a transaction that was there still there while a node lists it? Nodes count that no fault
 //!    disturbed when the transaction went: a source that failed may not have asked its node.
-//! 4. Is a machine ready while an order that it has accepted reaches no builder?
-//! 5. Do all builders of a fleet hold the same orders?
+//! 5. Is a machine ready while an order that it has accepted reaches no builder?
+//! 6. Do all builders of a fleet hold the same orders?
 //!
-//! No fault extends the deadlines of the first four: no fault is a reason to say that all is well.
+//! No fault extends the deadlines of 1, 2, 4 and 5: no fault is a reason to say that all is well.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,7 +24,7 @@ use testkit::member::Report;
 use super::{Run, RunningMember};
 use crate::{
     hazard::NodeQuirk,
-    oracle::{Facts, GRACE_NS, LIVE_NS, Outcome, READY_NS, deadline, is_disturbed},
+    oracle::{Facts, GRACE_NS, LATE_NS, LIVE_NS, Outcome, READY_NS, deadline, is_disturbed},
     searchers::{SearcherOrder, is_known},
     world::Part,
 };
@@ -85,6 +86,7 @@ impl Run<'_> {
             objects_in_vain.extend(self.objects_in_vain(*member, report));
             live_in_vain.extend(self.live_in_vain(*member, report, listed, now));
             dropped.extend(self.dropped(*member, listed));
+            facts[*member].is_late_in_vain = self.is_late_in_vain(*member, listed, now);
             if report.is_ready {
                 facts[*member].accepted_in_vain = self.accepted_in_vain(*member, now);
                 facts[*member].stores_nothing = self.stores_nothing(*member, report, now);
@@ -135,6 +137,27 @@ impl Run<'_> {
         };
         let in_vain = nodes.filter(|(node, is_live)| **is_live && is_in_vain(**node));
         in_vain.map(|(node, _)| (member, *node)).collect()
+    }
+
+    /// Whether the only node of a member has answered late for [`LATE_NS`], without any other fault,
+    /// and the member has got none of its transactions in the last ten seconds of that.
+    fn is_late_in_vain(&self, member: usize, listed: &Listed, now: u64) -> bool {
+        let [node] = self.world.members[member].nodes[..] else { return false };
+        let quirk = self.network.quirk(node);
+        if !quirk.is_some_and(|quirk| quirk.feeds_late(self.world.tps)) {
+            return false;
+        }
+        let is_of_member = |part: Part| part == Part::All || part == Part::Member(member);
+        let ends = self.disturbances.iter().filter(|other| is_of_member(other.part));
+        let ends = ends.map(|other| other.ends).max().unwrap_or_default();
+        let late_since = self.settled_at[node].max(ends);
+        let listed = listed[node].iter().flatten();
+        let view = &self.members[member].view;
+        let ledger = self.network.ledger();
+        let is_of_node = |hash: &B256| ledger.by_hash.contains_key(hash);
+        now > late_since + LATE_NS
+            && listed.filter(|(_, since)| *since > late_since).count() >= LEAST_NEW
+            && !view.has_added_since(now - LIVE_NS, is_of_node)
     }
 
     /// Returns the nodes of a member that announce only hashes, while the source says that they
