@@ -361,7 +361,7 @@ impl Deliverer {
             return Ok(Delivered::Superseded);
         }
         if let Some(block) = bundle.block()
-            && self.key_history.is_replaced(replacement_key, block, chosen_nonce, time, origin)
+            && !self.key_history.record_bundle(replacement_key, block, chosen_nonce, time, origin)
         {
             return Ok(Delivered::Superseded);
         }

@@ -1,5 +1,5 @@
-//! Remembers for each replacement key and private transaction what was cancelled, the newest bundle,
-//! and the latest message. It is what a source remembers in addition to the pool. Pure.
+//! Remembers for each replacement key and private transaction what was cancelled, the newest
+//! bundle, and the latest message. It is what a source remembers in addition to the pool. Pure.
 //!
 //! **Cancellations.** Pools remember a cancellation for a minute, and count it against its sender,
 //! so that callers cannot fill them. The ingest has applied these limits to everything that it has
@@ -8,11 +8,11 @@
 //! again. So a source remembers each cancellation for as long as the longest private order lasts,
 //! by the time of the stream, and counts it against nobody.
 //!
-//! **Newest bundles.** A pool remembers the newest bundle of a key while it holds it, and for a minute
-//! afterwards. It may have refused that bundle, because of its own head or its own room, and a bundle
-//! that it holds may have been sent again later. So a source remembers for each key and block which
-//! bundle was sent last, for as long as cancellations: what arrives late and was sent before it is
-//! replaced, and a cancellation that was sent before it does not end it.
+//! **Newest bundles.** A pool remembers the newest bundle of a key while it holds it, and for a
+//! minute afterwards. It may have refused that bundle, because of its own head or its own room, and
+//! a bundle that it holds may have been sent again later. So a source remembers for each key and
+//! block which bundle was sent last, for as long as cancellations: what arrives late and was sent
+//! before it is replaced, and a cancellation that was sent before it does not end it.
 //!
 //! **The sequence of one machine.** The time of a message is too late by as much as its publisher
 //! does not know the server's clock, some milliseconds or less, and by the whole delay of the
@@ -241,9 +241,9 @@ impl KeyHistory {
         map.insert(key, cancelled, origin.stored_at);
     }
 
-    /// Records a bundle that was sent at `sent_at`. Returns whether a later one of its key and block
-    /// was recorded before, which has replaced it.
-    pub(crate) fn is_replaced(
+    /// Records a bundle that was sent at `sent_at`. Returns false if a later one of its key and
+    /// block, which has replaced it, was recorded before.
+    pub(crate) fn record_bundle(
         &mut self,
         key: ReplacementKey,
         block: u64,
@@ -264,7 +264,7 @@ impl KeyHistory {
             let map = &mut self.newest_bundles[origin.map_index()];
             map.insert(Key::BlockBundles(key, block), newest, origin.stored_at);
         }
-        is_replaced
+        !is_replaced
     }
 
     /// Whether a bundle of this key and block is known, and if so, whether it was sent after `time`

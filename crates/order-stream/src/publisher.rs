@@ -8,8 +8,8 @@
 //! - **The message id of a public order is the order's hash.** Any number of machines publish all
 //!   their orders. No machine needs to know of the others, and each may end at any time.
 //! - **A publisher remembers which of the pool's orders it has published, but no bytes.** So an
-//!   outage of any length needs no queue. In the private flow it reads every event of the pool's log
-//!   since its start, because the pool forgets cancellations after a minute.
+//!   outage of any length needs no queue. In the private flow it reads every event of the pool's
+//!   log since its start, because the pool forgets cancellations after a minute.
 //! - **A publisher and a source serve one flow each.** Private orders have a stream, credentials
 //!   and a connection of their own, so a mistake in the rights of one flow exposes nothing of the
 //!   other.
@@ -219,8 +219,8 @@ impl PublisherTask {
     }
 
     /// The connection has ended. The private flow continues to read the pool's log with the next
-    /// connection, because the pool may forget a cancellation meanwhile. In the public flow the next
-    /// connection begins with a comparison.
+    /// connection, because the pool may forget a cancellation meanwhile. In the public flow the
+    /// next connection begins with a comparison.
     fn on_disconnected(&mut self) {
         if !self.follower.is_private() {
             self.events = None;

@@ -41,10 +41,10 @@ pub const VERSION: u8 = 3;
 pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
 
 /// The longest time between sending and storing that is believed. A publisher leaves a server that
-/// is silent for four seconds, but what it has written to the connection may arrive when a cut ends:
-/// Linux sends the data of a closed connection again for 102 seconds (`tcp_orphan_retries`). If the
-/// time seems longer, the server's clock was probably set, or another server with another clock
-/// leads the stream now.
+/// is silent for four seconds, but what it has written to the connection may arrive when a cut
+/// ends: Linux sends the data of a closed connection again for 102 seconds (`tcp_orphan_retries`).
+/// If the time seems longer, the server's clock was probably set, or another server with another
+/// clock leads the stream now.
 const MAX_TRANSIT: Duration = Duration::from_secs(120);
 
 const KIND_TX: u8 = 1;

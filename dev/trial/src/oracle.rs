@@ -115,8 +115,8 @@ pub(crate) struct Facts {
     pub(crate) live_in_vain_since: Option<u64>,
     /// The same of a source that waits for objects in vain.
     pub(crate) objects_in_vain_since: Option<u64>,
-    /// Whether a node has answered late for [`LATE_NS`] and this builder, which reads no other node,
-    /// has got none of its transactions since then.
+    /// Whether a node has answered late for [`LATE_NS`] and this builder, which reads no other
+    /// node, has got none of its transactions since then.
     pub(crate) is_late_in_vain: bool,
     /// An order accepted more than [`READY_NS`] and the grace ago that reached nobody while the
     /// machine was ready.

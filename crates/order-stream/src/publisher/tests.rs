@@ -123,8 +123,8 @@ fn only_the_private_flow_keeps_its_subscription_in_an_outage() {
 }
 
 /// A replay shows no cancellation of a key that has another bundle, nor one of a minute ago. The
-/// publisher forgot the events that it had not read: after each failed connection while it compared,
-/// and when the stream had lost messages.
+/// publisher forgot the events that it had not read: after each failed connection while it
+/// compared, and when the stream had lost messages.
 #[test]
 fn what_was_cancelled_in_an_outage_is_published_whatever_happens_then() {
     let txs = txs(2);

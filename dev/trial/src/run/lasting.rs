@@ -139,8 +139,8 @@ impl Run<'_> {
         in_vain.map(|(node, _)| (member, *node)).collect()
     }
 
-    /// Whether the only node of a member has answered late for [`LATE_NS`], without any other fault,
-    /// and the member has got none of its transactions in the last ten seconds of that.
+    /// Whether the only node of a member has answered late for [`LATE_NS`], without any other
+    /// fault, and the member has got none of its transactions in the last ten seconds of that.
     fn is_late_in_vain(&self, member: usize, listed: &Listed, now: u64) -> bool {
         let [node] = self.world.members[member].nodes[..] else { return false };
         let quirk = self.network.quirk(node);
