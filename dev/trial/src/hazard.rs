@@ -168,7 +168,9 @@ impl NodeQuirk {
             // Late answers count. What waited behind them is requested when the last have come.
             Self::Late(delay) if delay < s(5) => time + delay + s(6),
             Self::Reversed(_) | Self::Silent(Topic::Objects) | Self::Wrapped => Duration::ZERO,
-            Self::Twice | Self::NoList => Duration::ZERO,
+            Self::Twice => Duration::ZERO,
+            // A member that starts meanwhile finds what was pending before with its next comparison.
+            Self::NoList => time + COMPARED,
             // A blob transaction is requested again after 0.5, 2 and 8 s.
             Self::Blobs(_) => time + s(12),
             Self::Late(_) | Self::Mute | Self::NoRaw | Self::MissingRaw => return None,
