@@ -8,7 +8,9 @@
 //! 4. Is a transaction that was there still there while a node lists it? Nodes count that no fault
 //!    disturbed when the transaction went: a source that failed may not have asked its node.
 //! 5. Is a machine ready while an order that it has accepted reaches no builder?
-//! 6. Do all builders of a fleet hold the same orders?
+//! 6. Do all builders of a fleet hold the same orders of nodes and honest searchers? When the share
+//!    of an attacker is full, its orders make room for each other, and which of them are left also
+//!    depends on when a builder learns of a head: one that was cut off learns of them all at once.
 //!
 //! No fault extends the deadlines of 1, 2, 4 and 5: no fault is a reason to say that all is well.
 
@@ -96,9 +98,19 @@ impl Run<'_> {
             self.members[*member].published = (now, report.published.clone());
         }
         let builders = current().filter(|(member, _)| self.world.members[*member].reads_fleet);
-        let held = builders
-            .map(|(member, _)| (*member, self.members[*member].view.held().copied().collect()));
-        let differing = differences(&held.collect::<Vec<_>>());
+        let ledger = self.network.ledger();
+        let honest: HashSet<B256> = {
+            let log = self.searchers.log();
+            let recent = log.orders.len().saturating_sub(3_000);
+            log.orders[recent..].iter().flat_map(SearcherOrder::versions).collect()
+        };
+        let is_honest = |hash: &&B256| ledger.by_hash.contains_key(*hash) || honest.contains(*hash);
+        let held_by = |member: usize| {
+            self.members[member].view.held().filter(is_honest).copied().collect::<HashSet<_>>()
+        };
+        let held: Vec<_> = builders.map(|(member, _)| (*member, held_by(*member))).collect();
+        drop(ledger);
+        let differing = differences(&held);
         for ((member, _), since) in self.conditions.live_in_vain.update(now, live_in_vain) {
             facts[member].live_in_vain_since = Some(since);
         }
