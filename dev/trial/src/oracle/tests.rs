@@ -115,7 +115,7 @@ fn each_promise_is_broken_by_one_fact_once_its_deadline_has_passed() {
     assert_eq!(verdict.breaches, BTreeSet::new());
     assert_eq!(verdict.kept.map(|kept| (kept.due, kept.kept)), [(2, 2), (0, 0), (1, 1)]);
     type Edit = fn(&mut Facts);
-    let edits: [(Breach, Edit); 15] = [
+    let edits: [(Breach, Edit); 16] = [
         (Breach::Missing, |facts| facts.listed[0].is_held = false),
         (Breach::OldSidecar, |facts| facts.listed[0].has_old_sidecar = true),
         (Breach::LateInVain, |facts| facts.is_late_in_vain = true),
