@@ -169,7 +169,8 @@ impl NodeQuirk {
             Self::Late(delay) if delay < s(5) => time + delay + s(6),
             Self::Reversed(_) | Self::Silent(Topic::Objects) | Self::Wrapped => Duration::ZERO,
             Self::Twice => Duration::ZERO,
-            // A member that starts meanwhile finds what was pending before with its next comparison.
+            // A member that starts meanwhile finds what was pending before with its next
+            // comparison.
             Self::NoList => time + COMPARED,
             // A blob transaction is requested again after 0.5, 2 and 8 s.
             Self::Blobs(_) => time + s(12),
