@@ -83,6 +83,11 @@ impl Share {
         added
     }
 
+    /// The budget that it is a part of.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
     /// Sets the size of the share, even beyond the limit. Use it for memory that is already in use.
     pub fn resize(&mut self, count: usize) {
         if count > self.count {

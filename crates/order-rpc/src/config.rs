@@ -127,8 +127,9 @@ pub struct OrderRpcConfig {
     pub max_body_bytes: usize,
     /// Maximum bytes of all bodies, and then of their responses until these are sent. Default
     /// [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. It bounds the memory of requests.
-    /// Bodies above 64 KiB leave an eighth of it free; beyond that they get status 503. One caller
-    /// may hold a quarter, or one body if that is more; beyond that it gets status 429.
+    /// Bodies above 64 KiB leave an eighth of it free, and unknown callers that hold more than a
+    /// thirty-second leave a quarter; beyond that they get status 503. One caller may hold a
+    /// quarter, or one body if that is more; beyond that it gets status 429.
     pub max_buffered_bytes: usize,
     /// Maximum of open connections (1 to 1,048,576). Default [`DEFAULT_MAX_CONNECTIONS`]. Above it
     /// a new connection replaces the oldest one without a complete request in progress, of the

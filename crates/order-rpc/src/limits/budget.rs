@@ -22,6 +22,11 @@ impl CallerBudget {
         self.own.fits(more, 0) && self.site.as_ref().is_none_or(|site| site.fits(more, 0))
     }
 
+    /// What the caller holds now, or all callers of its IPv6 /48.
+    pub(crate) fn used(&self) -> usize {
+        self.own.used().max(self.site.as_ref().map_or(0, |site| site.used()))
+    }
+
     /// Returns a share of size 0, which can grow.
     pub(crate) fn empty(&self) -> CallerShare {
         let site = self.site.as_ref().map(Budget::empty);
@@ -43,6 +48,12 @@ pub(crate) struct CallerShare {
 }
 
 impl CallerShare {
+    /// See [`CallerBudget::used`].
+    pub(crate) fn used_by_caller(&self) -> usize {
+        let site = self.site.as_ref().map_or(0, |site| site.budget().used());
+        self.own.budget().used().max(site)
+    }
+
     /// Adds all of `more` or nothing, and returns whether it was added.
     pub(crate) fn try_add(&mut self, more: usize) -> bool {
         let before = self.own.count();

@@ -17,6 +17,11 @@ use crate::reply::Reason;
 pub(crate) const SMALL_BODY_BYTES: usize = 64 * 1_024;
 /// Longer bodies must leave `1 / SMALL_BODY_PART` of the buffered bytes free.
 const SMALL_BODY_PART: usize = 8;
+/// A stranger that holds more than `1 / LIGHT_PART` of the buffered bytes, by default more than a
+/// transaction of six blobs takes, must leave `1 / LIGHT_CALLERS_PART` of them free. Without that,
+/// the bodies of four addresses would leave no room for those of others.
+const LIGHT_PART: usize = 32;
+const LIGHT_CALLERS_PART: usize = 4;
 /// Strangers must leave `1 / TRUSTED_PART` of a limit free. A header can claim any signature, so a
 /// caller is trusted only after a known signer has signed a request that came from it.
 pub(super) const TRUSTED_PART: usize = 16;
@@ -78,7 +83,8 @@ impl BufferedBytes {
         if !caller.bytes.fits(length) {
             return Err(Reason::CallerBufferedBytes);
         }
-        if !self.budget.fits(length, self.reserved_bytes(length, is_stranger)) {
+        let by_caller = caller.bytes.used().saturating_add(length);
+        if !self.budget.fits(length, self.reserved_bytes(length, is_stranger, by_caller)) {
             return Err(Reason::BufferedBytes);
         }
         Ok(())
@@ -103,21 +109,25 @@ impl BufferedBytes {
         if !held.caller_share.try_add(bytes) {
             return Err(Reason::CallerBufferedBytes);
         }
-        if !held.total.try_add(bytes, self.reserved_bytes(length, held.is_stranger)) {
+        let by_caller = held.caller_share.used_by_caller();
+        if !held.total.try_add(bytes, self.reserved_bytes(length, held.is_stranger, by_caller)) {
             return Err(Reason::BufferedBytes);
         }
         Ok(())
     }
 
-    /// Returns the bytes that a body of this length must leave free: for short bodies, and for
-    /// trusted callers if it is a stranger's.
-    fn reserved_bytes(&self, length: usize, is_stranger: bool) -> usize {
+    /// Returns the bytes that a body of this length must leave free: for short bodies, and if it is
+    /// a stranger's, for trusted callers and for those that hold little. `by_caller` is what its
+    /// caller holds with it.
+    fn reserved_bytes(&self, length: usize, is_stranger: bool, by_caller: usize) -> usize {
         let part_if = |leaves_part: bool, part| if leaves_part { self.max_bytes / part } else { 0 };
         let for_small = part_if(length > SMALL_BODY_BYTES, SMALL_BODY_PART);
         let for_trusted = part_if(is_stranger, TRUSTED_PART);
+        let is_heavy = by_caller > self.max_bytes / LIGHT_PART;
+        let for_light = part_if(is_stranger && is_heavy, LIGHT_CALLERS_PART);
         // A body of the maximum length always fits.
         let most = self.max_bytes.saturating_sub(self.max_body_bytes);
-        most.min(for_small.saturating_add(for_trusted))
+        most.min(for_small.saturating_add(for_trusted).saturating_add(for_light))
     }
 }
 
@@ -144,5 +154,28 @@ mod tests {
         }
         assert_eq!(buffered.check(&callers[0], true, LONG), Err(Reason::BufferedBytes));
         assert_eq!(buffered.check(&callers[0], false, LONG), Ok(()));
+    }
+
+    /// Bodies of the maximum length from four addresses left no room for an upload of another one.
+    #[test]
+    fn callers_that_hold_much_leave_room_for_those_that_hold_little() {
+        let limits = Limits::new(OrderRpcConfig::new(1));
+        let (buffered, callers) = (BufferedBytes::new(&limits), Callers::new(limits.clone()));
+        let callers: Vec<_> = (0..9).map(|n| callers.with_address([10, 0, 0, n].into())).collect();
+        let mut held = Vec::new();
+        for length in [8 << 20, 1 << 20, 100 << 10] {
+            for caller in callers[..8].iter().flat_map(|caller| [caller; 64]) {
+                let mut body = buffered.hold(caller, true);
+                if buffered.hold_more(&mut body, length).is_ok() {
+                    held.push(body);
+                }
+            }
+        }
+        for _ in 0..10 {
+            assert_eq!(buffered.check(&callers[8], true, 100 << 10), Ok(()), "{}", buffered.used());
+            let mut body = buffered.hold(&callers[8], true);
+            assert_eq!(buffered.hold_more(&mut body, 100 << 10), Ok(()));
+            held.push(body);
+        }
     }
 }

@@ -215,7 +215,7 @@ async fn strangers_leave_room_for_known_signers_whatever_they_claim() {
     let known = PrivateKeySigner::random();
     let header = forged(&PrivateKeySigner::random(), b"", &known);
     for (requests, most, length, reason) in
-        [(16, 15, 100, "too_many_requests"), (64, 15, 64 << 10, "buffered_bytes")]
+        [(16, 15, 100, "too_many_requests"), (64, 30, 32 << 10, "buffered_bytes")]
     {
         let mut config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
         (config.max_body_bytes, config.max_buffered_bytes) = (64 << 10, MIB);
