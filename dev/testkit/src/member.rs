@@ -43,7 +43,10 @@ use crate::{
     bench::pace,
     ingest::roomy,
     process::{Process, reply, run_as, serve},
-    usage::{bound_open_files, now_ns, peak_resident_bytes, process_cpu, resident_bytes},
+    usage::{
+        bound_open_files, established_connections, now_ns, peak_resident_bytes, process_cpu,
+        resident_bytes,
+    },
 };
 
 const ROLE: &str = "__member";
@@ -177,6 +180,7 @@ pub struct Report {
     pub held_bytes: usize,
     /// The highest resident memory since the previous report.
     pub peak_bytes: usize,
+    /// Without the connections of searchers, of which there are fewer for a while after a fault.
     pub open_files: usize,
     pub threads: usize,
     /// Whether the source of each node is live.
@@ -603,7 +607,10 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     report.held_bytes += pooled.min(MOST_REMEMBERED) as usize * REMEMBERED_BYTES;
     report.resident_bytes = resident_bytes();
     report.peak_bytes = peak_resident_bytes();
-    (report.open_files, report.threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
+    let rpc = parts.ingest.as_ref().and_then(Ingest::rpc);
+    let connections = rpc.map_or(0, |rpc| established_connections(rpc.local_addr().port()));
+    report.open_files = entries("/proc/self/fd").saturating_sub(connections);
+    report.threads = entries("/proc/self/task");
     let sources = fetcher.map(|fetcher| fetcher.status()).unwrap_or_default();
     report.live_sources = sources.iter().map(|source| source.state == SourceState::Live).collect();
     let has_objects = |announcements| announcements == Announcements::Full;

@@ -99,6 +99,18 @@ pub fn bound_open_files(count: Option<u64>) -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, count.unwrap_or(hard), hard)?)
 }
 
+/// Returns the number of TCP connections at a port of this machine that neither side has closed.
+pub fn established_connections(port: u16) -> usize {
+    // See proc(5): the second field is the local address, the fourth is the state.
+    let is_one = |line: &&str| {
+        let fields: Vec<_> = line.split_whitespace().take(4).collect();
+        matches!(fields[..], [_, local, _, "01"] if local.ends_with(&format!(":{port:04X}")))
+    };
+    let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+    let texts = tables.iter().filter_map(|table| fs::read_to_string(table).ok());
+    texts.map(|text| text.lines().filter(is_one).count()).sum()
+}
+
 /// Returns `CLOCK_MONOTONIC` in nanoseconds, which is the same in all processes of the machine.
 pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");

@@ -10,7 +10,7 @@ use testkit::{
     usage::now_ns,
 };
 
-use super::{Failure, HeadRow, Run, RunningMember, lasting::Listed};
+use super::{Failure, HeadRow, Run, RunningMember, STARTED, lasting::Listed};
 use crate::{
     oracle::{
         self, BlockPhase, Disturbance, Facts, GRACE_NS, JUDGED_NS, ListedTx, Message, MinedTx,
@@ -269,7 +269,13 @@ impl Run<'_> {
         let mut facts = Vec::new();
         let is_judged = |order: &&SearcherOrder| {
             let sent_at = order.messages.last().map_or(0, |sent| sent.sent_at);
-            !order.is_void && sent_at + JUDGED_NS > now
+            // A machine whose node has begun another chain takes a while to learn of it, and then
+            // forgets what came before.
+            let has_chain = |sent: &SentMessage| {
+                sent.sent_at > self.members[sent.machine].reset_at + STARTED.as_nanos() as u64
+            };
+            let is_recent = sent_at + JUDGED_NS > now;
+            !order.is_void && is_recent && order.messages.iter().all(has_chain)
         };
         for order in log.orders[recent..].iter().filter(is_judged) {
             let is_known_signer = is_known(order.searcher);
