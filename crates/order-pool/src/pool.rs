@@ -228,6 +228,12 @@ impl OrderPool {
         self.shared.write(|core| core.supersede((key, Some(block)), nonce, holder));
     }
 
+    /// Returns the blocks for which the pool remembers a bundle of this key, pooled or not.
+    #[must_use]
+    pub fn bundle_blocks(&self, key: &ReplacementKey) -> Vec<u64> {
+        self.shared.write(|core| core.bundle_blocks(key))
+    }
+
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
     /// become public, or another caller sent it too.
     ///

@@ -13,8 +13,7 @@ use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::{Block, Head};
 use order_pool::{
     Bundle, BundleError, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation, Holder,
-    InsertOutcome, MAX_BLOCKS_AHEAD, Order, OrderPool, PrivateCancellation, Relation,
-    ReplacementKey, Transaction,
+    InsertOutcome, Order, OrderPool, PrivateCancellation, Relation, ReplacementKey, Transaction,
 };
 
 use crate::{
@@ -203,14 +202,13 @@ impl Deliverer {
         time: SystemTime,
         holder: Holder,
     ) -> Option<Delivered> {
-        let next = self.pool.head()?.number.saturating_add(1);
-        let blocks = next..=next.saturating_add(MAX_BLOCKS_AHEAD);
-        let is_later = |block| Some((block, self.key_history.is_sent_after(key, block, time)?));
-        let known: Vec<_> = blocks.filter_map(is_later).collect();
-        if !known.iter().any(|(_, is_later)| *is_later) {
+        let blocks = self.pool.bundle_blocks(&key).into_iter();
+        let (later, earlier): (Vec<_>, Vec<_>) =
+            blocks.partition(|block| self.key_history.is_sent_after(key, *block, time));
+        if later.is_empty() {
             return None;
         }
-        for (block, _) in known.into_iter().filter(|(_, is_later)| !is_later) {
+        for block in earlier {
             self.pool.supersede(key, block, micros(time), holder);
         }
         Some(Delivered::Pooled)
@@ -353,17 +351,22 @@ impl Deliverer {
         let key = Key::Bundles(replacement_key);
         let chosen_nonce =
             bundle.nonce().map(|nonce| self.key_history.convert_chosen_nonce(&key, nonce, origin));
-        let time = match chosen_nonce {
+        let mut time = match chosen_nonce {
             Some(_) => origin.stream_time,
             None => self.key_history.record_message(key, origin),
         };
         if self.key_history.is_cancelled(&key, chosen_nonce, time) {
             return Ok(Delivered::Superseded);
         }
-        if let Some(block) = bundle.block()
-            && !self.key_history.record_bundle(replacement_key, block, chosen_nonce, time, origin)
-        {
-            return Ok(Delivered::Superseded);
+        let next = || self.pool.head().map(|head| head.number.saturating_add(1));
+        if let Some(block) = bundle.block().or_else(next) {
+            let key = Key::BlockBundles(replacement_key, block);
+            let recorded =
+                self.key_history.record_bundle(key, *bundle.content(), chosen_nonce, time, origin);
+            match recorded {
+                Some(newest) => time = newest,
+                None => return Ok(Delivered::Superseded),
+            }
         }
         if time != bundle.first_seen() || chosen_nonce != bundle.nonce() {
             bundle = Bundle::new(BundleParts {

@@ -126,6 +126,8 @@ struct NewestBundle {
     chosen_nonce: Option<u64>,
     /// When the latest bundle without a chosen nonce was sent.
     sent_at: Option<SystemTime>,
+    /// The hash of its fields.
+    content: B256,
 }
 
 /// What a source remembers of keys. Each array has one map for known holders and one for unknown
@@ -241,50 +243,47 @@ impl KeyHistory {
         map.insert(key, cancelled, origin.stored_at);
     }
 
-    /// Records a bundle that was sent at `sent_at`. Returns false if a later one of its key and
-    /// block, which has replaced it, was recorded before.
+    /// Records a bundle that was sent at `sent_at`. Returns since when it counts, or `None` if a
+    /// later one of its key and block, which has replaced it, was recorded before. Another copy of
+    /// the latest bundle, which another caller may have sent earlier, counts since that was sent.
+    ///
+    /// A chosen nonce is below the time of each bundle without one, as in a pool.
     pub(crate) fn record_bundle(
         &mut self,
-        key: ReplacementKey,
-        block: u64,
+        key: Key,
+        content: B256,
         chosen_nonce: Option<u64>,
         sent_at: SystemTime,
         origin: MessageOrigin<'_>,
-    ) -> bool {
-        let mut newest = self.newest_bundle(key, block).unwrap_or_default();
-        let is_replaced = match chosen_nonce {
-            Some(nonce) => Some(nonce) < newest.chosen_nonce,
-            None => Some(micros(sent_at)) < newest.sent_at.map(micros),
-        };
-        if !is_replaced {
-            match chosen_nonce {
-                Some(_) => newest.chosen_nonce = chosen_nonce,
-                None => newest.sent_at = Some(sent_at),
+    ) -> Option<SystemTime> {
+        let mut newest = self.newest_bundle(&key).unwrap_or_default();
+        let newest_micros = newest.sent_at.map(micros);
+        match chosen_nonce {
+            Some(nonce) if Some(nonce) < newest.chosen_nonce.max(newest_micros) => return None,
+            Some(_) => newest.chosen_nonce = chosen_nonce,
+            None if Some(micros(sent_at)) < newest_micros => {
+                return newest.sent_at.filter(|_| newest.content == content);
             }
-            let map = &mut self.newest_bundles[origin.map_index()];
-            map.insert(Key::BlockBundles(key, block), newest, origin.stored_at);
+            None => (newest.sent_at, newest.content) = (Some(sent_at), content),
         }
-        !is_replaced
+        let map = &mut self.newest_bundles[origin.map_index()];
+        map.insert(key, newest, origin.stored_at);
+        Some(sent_at)
     }
 
-    /// Whether a bundle of this key and block is known, and if so, whether it was sent after `time`
-    /// without a chosen nonce.
-    pub(crate) fn is_sent_after(
-        &self,
-        key: ReplacementKey,
-        block: u64,
-        time: SystemTime,
-    ) -> Option<bool> {
-        let newest = self.newest_bundle(key, block)?;
-        Some(newest.sent_at.map(micros) > Some(micros(time)))
+    /// Whether the latest bundle of this key and block without a chosen nonce was sent after
+    /// `time`.
+    pub(crate) fn is_sent_after(&self, key: ReplacementKey, block: u64, time: SystemTime) -> bool {
+        let newest = self.newest_bundle(&Key::BlockBundles(key, block)).unwrap_or_default();
+        newest.sent_at.map(micros) > Some(micros(time))
     }
 
-    fn newest_bundle(&self, key: ReplacementKey, block: u64) -> Option<NewestBundle> {
-        let key = Key::BlockBundles(key, block);
-        let known = self.newest_bundles.iter().filter_map(|map| map.get(&key));
-        known.copied().reduce(|one, other| NewestBundle {
-            chosen_nonce: one.chosen_nonce.max(other.chosen_nonce),
-            sent_at: one.sent_at.max(other.sent_at),
+    /// Returns what is known of the newest bundle, from either map.
+    fn newest_bundle(&self, key: &Key) -> Option<NewestBundle> {
+        let known = self.newest_bundles.iter().filter_map(|map| map.get(key));
+        known.copied().reduce(|one, other| {
+            let latest = if one.sent_at < other.sent_at { other } else { one };
+            NewestBundle { chosen_nonce: one.chosen_nonce.max(other.chosen_nonce), ..latest }
         })
     }
 

@@ -8,8 +8,8 @@
 //! - **The message id of a public order is the order's hash.** Any number of machines publish all
 //!   their orders. No machine needs to know of the others, and each may end at any time.
 //! - **A publisher remembers which of the pool's orders it has published, but no bytes.** So an
-//!   outage of any length needs no queue. In the private flow it reads every event of the pool's
-//!   log since its start, because the pool forgets cancellations after a minute.
+//!   outage of any length needs no queue. In the private flow it reads every event since its start
+//!   that the pool's log still has, because the pool forgets cancellations after a minute.
 //! - **A publisher and a source serve one flow each.** Private orders have a stream, credentials
 //!   and a connection of their own, so a mistake in the rights of one flow exposes nothing of the
 //!   other.
@@ -334,18 +334,40 @@ impl PublisherTask {
 
     fn on_event(&mut self, event: Result<Event, Lagged>) {
         match event {
-            Ok(event) => {
-                self.remove_from_fair_queue(&event);
-                let items = self.follower.on_event(&event, &self.pool);
-                self.enqueue(items);
-            }
+            Ok(event) => self.apply_event(&event),
             Err(Lagged { missed, .. }) => {
-                tracing::warn!(
-                    missed,
-                    "events left the pool's log before they were read: the pool is compared"
-                );
-                self.counters.lost_events.add(missed);
+                self.on_lagged(missed);
+                self.read_rest_of_log();
                 self.begin_comparison();
+            }
+        }
+    }
+
+    fn apply_event(&mut self, event: &Event) {
+        self.remove_from_fair_queue(event);
+        let items = self.follower.on_event(event, &self.pool);
+        self.enqueue(items);
+    }
+
+    fn on_lagged(&mut self, missed: u64) {
+        tracing::warn!(
+            missed,
+            "events left the pool's log before they were read: the pool is compared"
+        );
+        self.counters.lost_events.add(missed);
+    }
+
+    /// Reads what the log still has before a comparison replaces the subscription. The private flow
+    /// needs the cancellations: a replay shows them for a minute only, and none of a key that has
+    /// another bundle since.
+    fn read_rest_of_log(&mut self) {
+        if !self.follower.is_private() {
+            return;
+        }
+        while let Some(event) = self.events.as_mut().and_then(Subscription::try_next) {
+            match event {
+                Ok(event) => self.apply_event(&event),
+                Err(Lagged { missed, .. }) => self.on_lagged(missed),
             }
         }
     }
@@ -418,8 +440,8 @@ impl PublisherTask {
         );
         self.counters.resets.add(1);
         if self.follower.is_private() {
-            // The replay contains the orders, but not what was cancelled more than a minute ago.
-            while self.read_event() {}
+            self.read_rest_of_log();
+            // The replay contains the orders.
             self.outbox.retain(|item| !matches!(item.record, Record::Order(_)));
         }
         self.follower.forget_all();

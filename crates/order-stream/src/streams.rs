@@ -20,10 +20,9 @@ pub const DEFAULT_PRIVATE_MAX_AGE: Duration = Duration::from_secs(900);
 
 /// How long the server keeps the ids of private messages at most. It keeps them in memory, where
 /// `max_bytes` does not bound them. No two private messages have the same id, so the ids only
-/// recognise a message that was sent again because its acknowledgement was lost. Pools recognise a
-/// later copy themselves, except a private transaction that was cancelled on another machine before
-/// (`order_pool::CANCELLATION_RETENTION`). A machine that was cut off for that long brings such a
-/// transaction back in any case.
+/// recognise a message that was sent again because its acknowledgement was lost. A later copy,
+/// which a cut may have delayed for longer, is stored again, and builders recognise it: they
+/// remember cancellations, and the newest bundle of each key and block, for 15 minutes.
 const MAX_PRIVATE_DUPLICATE_WINDOW: Duration = Duration::from_secs(60);
 
 /// The default of [`StreamConfig::max_bytes`]: a minute of 2,000 small transactions/s together with

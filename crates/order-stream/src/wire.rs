@@ -44,7 +44,8 @@ pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
 /// is silent for four seconds, but what it has written to the connection may arrive when a cut
 /// ends: Linux sends the data of a closed connection again for 102 seconds (`tcp_orphan_retries`).
 /// If the time seems longer, the server's clock was probably set, or another server with another
-/// clock leads the stream now.
+/// clock leads the stream now. If the clocks differ by less, a publisher's messages seem that much
+/// older until it reads the clock again, which takes three seconds.
 const MAX_TRANSIT: Duration = Duration::from_secs(120);
 
 const KIND_TX: u8 = 1;

@@ -280,6 +280,12 @@ impl Core {
         }
     }
 
+    /// See [`OrderPool::bundle_blocks`](crate::OrderPool::bundle_blocks).
+    pub(crate) fn bundle_blocks(&self, key: &ReplacementKey) -> Vec<u64> {
+        let slots = self.keys.block_slots(key).into_iter();
+        slots.filter_map(|((_, block), _)| block).collect()
+    }
+
     /// Puts back a bundle that a reorg made valid again, unless a later message of its key replaced
     /// it. Returns whether it is back.
     ///

@@ -212,7 +212,7 @@ impl Bundle {
     }
 
     /// Returns a hash of all fields as they were sent.
-    pub(crate) const fn content(&self) -> &B256 {
+    pub const fn content(&self) -> &B256 {
         &self.content
     }
 

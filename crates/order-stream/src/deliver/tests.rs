@@ -175,6 +175,9 @@ fn a_bundle_that_arrives_late_is_replaced_although_the_pool_has_not_its_replacem
         }
         deliverer.deliver(&message(bundle_sent_at(&txs[0], 12, 101)), stored_now(time(101)));
         assert_eq!(deliverer.pool.stats().bundles, 0, "forgotten: {is_forgotten}");
+        let with_nonce = bundle(keyed_parts(&txs[0], 12, 5));
+        deliverer.deliver(&message(with_nonce), stored_now(time(101)));
+        assert_eq!(deliverer.pool.stats().bundles, 0, "a chosen nonce is below each time");
         deliverer.deliver(&message(bundle_sent_at(&txs[0], 12, 103)), stored_now(time(103)));
         assert_eq!(deliverer.pool.stats().bundles, 1, "it was sent later");
     }
@@ -185,7 +188,8 @@ fn a_bundle_that_arrives_late_is_replaced_although_the_pool_has_not_its_replacem
 fn a_late_message_does_not_end_a_bundle_that_was_sent_again_after_it() {
     let txs = txs(3);
     let mut deliverer = private_deliverer();
-    deliverer.pool.on_head(Block::new(tests::head(10, 0, 0), []));
+    let pool = deliverer.pool.clone();
+    pool.on_head(Block::new(tests::head(10, 0, 0), []));
     let cancellation = |seconds| {
         let (sent_at, holder) = (Some(time(seconds)), Holder::Host);
         let nonce = Some(micros(time(seconds)));
@@ -200,9 +204,14 @@ fn a_late_message_does_not_end_a_bundle_that_was_sent_again_after_it() {
     assert_eq!(deliver(message(bundle_sent_at(&txs[0], 12, 100)), 100), 1);
     assert_eq!(deliver(message(bundle_sent_at(&txs[1], 13, 101)), 101), 2);
     assert_eq!(deliver(message(bundle_sent_at(&txs[0], 12, 106)), 106), 2);
-    assert_eq!(deliver(from_other(bundle_sent_at(&txs[2], 12, 104)), 104), 2);
-    assert_eq!(deliver(from_other(cancellation(105)), 105), 1, "only the one for block 13 ends");
-    assert_eq!(counts(&deliverer), [3, 1, 1, 0, 0]);
+    assert_eq!(deliver(from_other(bundle_sent_at(&txs[2], 12, 104)), 104), 2, "it is replaced");
+    assert_eq!(deliver(from_other(bundle_sent_at(&txs[0], 12, 104)), 104), 2, "it is the same");
+    // It came over another source of the pool.
+    let other = BundleParts { replacement_nonce: None, ..keyed_parts(&txs[2], 14, 0) };
+    let other = BundleParts { first_seen: Some(time(100)), ..other };
+    pool.insert_bundle(Bundle::new(other).expect("a bundle"));
+    assert_eq!(deliver(from_other(cancellation(105)), 105), 1, "only the one for block 12 stays");
+    assert_eq!(counts(&deliverer), [3, 2, 1, 0, 0]);
     let mut deliver = |message, seconds| {
         deliverer.deliver(&message, stored_now(time(seconds)));
         deliverer.pool.stats().bundles

@@ -103,7 +103,9 @@ impl Task for PublisherTask {
     }
 
     fn has_unfinished_work(&self) -> bool {
-        self.window.len() > 0 || self.fair_queue.len() > 0 || !self.pool.is_empty()
+        let has_unread = self.events.as_ref().is_some_and(|events| events.behind() > 0);
+        let is_queued = !self.outbox.is_empty() || self.fair_queue.len() > 0;
+        self.window.len() > 0 || is_queued || has_unread || !self.pool.is_empty()
     }
 }
 

@@ -159,6 +159,33 @@ fn what_was_cancelled_in_an_outage_is_published_whatever_happens_then() {
     }
 }
 
+/// The comparison replaced the subscription, and with it what the log still had.
+#[test]
+fn what_was_cancelled_after_the_log_overflowed_is_published() {
+    let txs = txs(700);
+    let bundle = |tx, block, nonce| {
+        let parts = BundleParts { holder: Holder::Host, ..keyed_parts(tx, block, nonce) };
+        Bundle::new(parts).expect("a bundle")
+    };
+    let config = configured(PoolConfig::default(), |config| config.log_events = 1);
+    let pool = OrderPool::new(config).expect("a pool");
+    pool.insert_bundle(bundle(&txs[0], 5, 1));
+    let mut task = connected_task(&pool, Flow::Private);
+    read_events(&mut task);
+    task.on_disconnected();
+    for tx in &txs {
+        pool.insert_transaction(tx.clone());
+    }
+    let holder = Holder::Host;
+    pool.cancel_bundle(Cancellation { key: KEY, nonce: Some(2), holder, sent_at: None });
+    pool.insert_bundle(bundle(&txs[1], 6, 3));
+    read_events(&mut task);
+    assert!(task.counters.stats().lost_events > 0);
+    let published = publish_all(&mut task);
+    let is_cancellation = |record: &&Record| matches!(record, Record::Cancellation(_));
+    assert_eq!(published.iter().filter(is_cancellation).count(), 1);
+}
+
 /// The public flow publishes it, and no event ended its wait in the private flow.
 #[test]
 fn a_waiting_transaction_that_a_node_announces_leaves_the_queue_uncounted() {
