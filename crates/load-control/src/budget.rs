@@ -83,7 +83,7 @@ impl Share {
         added
     }
 
-    /// The budget that it is a part of.
+    /// Returns the budget of which this is a part.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }

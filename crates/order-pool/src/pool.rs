@@ -228,7 +228,11 @@ impl OrderPool {
         self.shared.write(|core| core.supersede((key, Some(block)), nonce, holder));
     }
 
-    /// Returns the blocks for which the pool remembers a bundle of this key, pooled or not.
+    /// Returns the blocks for which the pool remembers a bundle of this key: of one that has left,
+    /// for [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION).
+    ///
+    /// It takes the writer's lock as an insert does, so it is for those that insert, and not for a
+    /// builder that reads.
     #[must_use]
     pub fn bundle_blocks(&self, key: &ReplacementKey) -> Vec<u64> {
         self.shared.write(|core| core.bundle_blocks(key))

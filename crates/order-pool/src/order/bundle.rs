@@ -211,7 +211,9 @@ impl Bundle {
         &self.id
     }
 
-    /// Returns a hash of all fields as they were sent.
+    /// Returns a hash of all fields as they were sent, without the block and the nonce that a pool
+    /// assigns. Two bundles with the same content differ at most in their holder and in when they
+    /// were received.
     pub const fn content(&self) -> &B256 {
         &self.content
     }

@@ -116,9 +116,9 @@ impl BufferedBytes {
         Ok(())
     }
 
-    /// Returns the bytes that a body of this length must leave free: for short bodies, and if it is
-    /// a stranger's, for trusted callers and for those that hold little. `by_caller` is what its
-    /// caller holds with it.
+    /// Returns the bytes that a body of this length must leave free: for short bodies, and if a
+    /// stranger sends it, for trusted callers and for callers that hold little. `by_caller` are the
+    /// bytes that its caller holds, this body included.
     fn reserved_bytes(&self, length: usize, is_stranger: bool, by_caller: usize) -> usize {
         let part_if = |leaves_part: bool, part| if leaves_part { self.max_bytes / part } else { 0 };
         let for_small = part_if(length > SMALL_BODY_BYTES, SMALL_BODY_PART);
