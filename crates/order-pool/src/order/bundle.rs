@@ -212,8 +212,8 @@ impl Bundle {
     }
 
     /// Returns a hash of all fields as they were sent, without the block and the nonce that a pool
-    /// assigns. Two bundles with the same content differ at most in their holder and in when they
-    /// were received.
+    /// assigns. Two bundles with the same content differ at most in their holder, in when they were
+    /// received, and in the form of their sidecars.
     pub const fn content(&self) -> &B256 {
         &self.content
     }
