@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::{
     attack::{Addresses, Attack},
     host::ClockFault,
-    world::{COMPARED, Incident, World, random_ms},
+    world::{COMPARED, Incident, MOST_ADDRESSES, World, random_ms},
 };
 
 const RAW_METHOD: &str = "eth_getRawTransactionByHash";
@@ -325,7 +325,11 @@ impl World {
                 for (attack, ..) in Attack::FROM_EVERYWHERE {
                     let member = rng.random_range(0..ingests);
                     let time = random_ms(rng, 4_000, 12_000);
-                    let all = [Addresses::Ipv4(8), Addresses::Ipv4(256), Addresses::Ipv6Prefix];
+                    let all = [
+                        Addresses::Ipv4(MOST_ADDRESSES),
+                        Addresses::Ipv4(256),
+                        Addresses::Ipv6Prefix,
+                    ];
                     // An order counts once, so copies of few orders harm nobody from anywhere.
                     let is_harmless = attack == Attack::FewBundles;
                     let choices = if self.promises_unknown && !is_harmless { 1 } else { all.len() };
