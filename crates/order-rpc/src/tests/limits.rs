@@ -214,16 +214,26 @@ async fn a_quota_counts_work_and_not_requests() {
     for _ in 0..100 {
         assert_eq!(send(&["0x02".to_owned()]).await.error().2, "undecodable");
     }
-    // Each costs 101 of 1,000.
-    for _ in 0..9 {
-        assert_eq!(send(&valid(100)).await.status, 200);
-    }
-    let refusal = send(&valid(100)).await;
+    // Each costs 101 of 1,000, and one unit is refilled each second, so on a slow machine more than
+    // nine are accepted.
+    let began = Instant::now();
+    let mut accepted = 0;
+    let refusal = loop {
+        let answer = send(&valid(100)).await;
+        if answer.status != 200 {
+            break answer;
+        }
+        accepted += 1;
+        assert!(accepted * 101 <= 1_000 + began.elapsed().as_secs(), "{accepted} accepted");
+    };
+    assert!(accepted >= 9, "{accepted} accepted");
     assert_eq!(refusal.error(), refused(429, "quota"));
     assert_eq!(server.counted.reason("quota"), 1);
-    // Ten units are missing, and one is refilled each second.
-    assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 10_000);
-    assert_eq!(send(&valid(10)).await.status, 200, "there is still some left");
+    if accepted == 9 {
+        // Ten units are missing.
+        assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 10_000);
+        assert_eq!(send(&valid(10)).await.status, 200, "there is still some left");
+    }
     // The quota of a signer counts per address. A copy of one signed request, sent from anywhere,
     // was enough to keep its signer out.
     let elsewhere = server.client(OTHER).signed(&signer);
