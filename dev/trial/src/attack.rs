@@ -108,7 +108,9 @@ pub(crate) enum Attack {
     /// 64 callers at as many addresses send raw transactions as fast as they can, whatever the
     /// answers.
     Crowd,
-    /// 60 bundles, each by a key of its own, from all addresses again and again.
+    /// 41 bundles, each by a key of its own, from all addresses again and again. The number is odd,
+    /// so that each of 256 addresses sends all of them: more claims than the half has orders, while
+    /// an honest caller may have more bundles than each of these addresses.
     FewBundles,
     /// Bodies of 80 KB that come at 25 bytes a second.
     TrickledBodies,
@@ -313,7 +315,7 @@ impl Attack {
                     send_bundle(variant, &fresh(100 + number % 3))
                 })
             }
-            Self::FewBundles => many(60, &bundle),
+            Self::FewBundles => many(41, &bundle),
             Self::TrickledBodies => vec![post(&" ".repeat(80_000), None)],
             Self::FrontKeys => many(10_000, &|number| {
                 let (key, block) = (fresh(number), ahead(2 + number % 6));
