@@ -90,7 +90,7 @@ impl LongCall<'_> {
         let _stop_on_drop = stop.clone().drop_guard();
         let requested_at = Instant::now();
         let bytes: Box<dyn Read + Send> = match self.endpoint {
-            Endpoint::Ipc(path) => Box::new(self.send_over_ipc(path)?),
+            Endpoint::Ipc(path) => Box::new(self.send_over_ipc(path).await?),
             _ => Box::new(self.call_over_websocket().await?),
         };
         let time_limit = self.time_limit;
@@ -99,11 +99,14 @@ impl LongCall<'_> {
         read.map_err(|_| SnapshotError::ConnectionLost)
     }
 
-    /// Sends the request over a new socket. Neither the connect nor the write blocks: the kernel
-    /// accepts a connection for the node, and an empty socket has room for a request.
-    fn send_over_ipc(&self, path: &Path) -> Result<UnixStream, SnapshotError> {
+    /// Sends the request over a new socket. The connect fails at once if the node accepts no
+    /// connections and its queue of them is full, where a blocking one would wait without a bound.
+    /// The write does not block, because an empty socket has room for a request.
+    async fn send_over_ipc(&self, path: &Path) -> Result<UnixStream, SnapshotError> {
         let connect_error = |error| ConnectError::io(self.endpoint, error);
-        let mut socket = UnixStream::connect(path).map_err(connect_error)?;
+        let socket = tokio::net::UnixStream::connect(path).await.map_err(connect_error)?;
+        let mut socket = socket.into_std().map_err(connect_error)?;
+        socket.set_nonblocking(false).map_err(connect_error)?;
         socket.set_read_timeout(Some(CHECK_INTERVAL)).map_err(connect_error)?;
         socket.set_write_timeout(Some(CHECK_INTERVAL)).map_err(connect_error)?;
         let Self { method, params, .. } = self;
@@ -313,7 +316,37 @@ impl Scan {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::net::UnixListener, sync::mpsc, thread};
+
+    use tokio::runtime::{Builder, Handle};
+
     use super::*;
+
+    /// Before the fix the connect blocked the thread that reads all sockets, for ever.
+    #[test]
+    fn a_node_that_accepts_no_connections_does_not_block_the_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.ipc");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let (ended, has_ended) = mpsc::channel();
+        thread::spawn(move || {
+            Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+                // A connection that nobody accepts keeps its place although its client has gone.
+                while tokio::net::UnixStream::connect(&path).await.is_ok() {}
+                let call = LongCall {
+                    endpoint: &Endpoint::Ipc(path),
+                    method: "txpool_content",
+                    params: "[]",
+                    max_bytes: 1 << 20,
+                    time_limit: Duration::from_secs(1),
+                };
+                let tasks = Arc::new(Tasks::new(Handle::current(), CancellationToken::new()));
+                ended.send(call.read(&tasks, |_| ()).await).unwrap();
+            });
+        });
+        let result = has_ended.recv_timeout(Duration::from_secs(30)).expect("it does not block");
+        assert!(matches!(result, Err(SnapshotError::Connect(_))), "{result:?}");
+    }
 
     /// Before the fix an escaped quotation mark counted as the end of a string.
     #[test]

@@ -70,6 +70,10 @@ impl Fetch {
             read = RawTransaction::Malformed(reason);
         }
         drop(permit);
+        if !matches!(read, RawTransaction::Malformed(_)) {
+            // What cannot be decoded counts like no response: the source must not look healthy.
+            self.limits[task.source()].record_transaction();
+        }
         match read {
             RawTransaction::Decoded(tx, raw) => self.deliver(task.ticket, *tx, Some(raw)).await,
             RawTransaction::Gone => task.ticket.finish(Outcome::Gone, None),

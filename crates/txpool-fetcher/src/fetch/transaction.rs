@@ -82,7 +82,7 @@ pub(crate) struct FetchTask {
     pub(super) ticket: Ticket,
     /// `None` while the task waits for something other than its node.
     pub(super) slot: Option<Slot>,
-    /// The source that is asked, or was asked last.
+    /// The source that is asked, or was asked last; the one that answered, if it answered late.
     source: usize,
     /// Retries after errors and time-outs, at most [`FETCH_RETRIES`].
     retries: u32,
@@ -222,10 +222,7 @@ impl Fetch {
                     self.context.metrics.fetch_seconds.record(sent_at.elapsed().as_secs_f64());
                     // geth answers an unknown hash with "0x", the other clients with null.
                     match transaction.filter(|raw| !raw.is_empty()) {
-                        Some(raw) => {
-                            self.limits[task.source].record_transaction();
-                            return self.read_and_deliver(task, raw).await;
-                        }
+                        Some(raw) => return self.read_and_deliver(task, raw).await,
                         None => self.on_absent(&mut task, is_early).await,
                     }
                 }
@@ -259,7 +256,10 @@ impl Fetch {
             // A response that has come counts, however late it is and whatever has happened since.
             biased;
             response = &mut call => response,
-            Some(raw) = self.late_response(late_requests), if !late_requests.is_empty() => {
+            Some((raw, source)) = self.late_response(late_requests),
+                if !late_requests.is_empty() =>
+            {
+                task.source = source;
                 Ok(Some(raw))
             }
             // The fetcher ends a connection whose node is silent; then the call never returns.
@@ -274,8 +274,9 @@ impl Fetch {
     }
 
     /// Waits for a transaction that answers one of the late requests, and removes those that are
-    /// answered or whose connection has ended. Returns `None` when no late request is left.
-    async fn late_response(&self, late_requests: &mut Vec<LateRequest>) -> Option<Bytes> {
+    /// answered or whose connection has ended. Returns it with its source, or `None` when no late
+    /// request is left.
+    async fn late_response(&self, late_requests: &mut Vec<LateRequest>) -> Option<(Bytes, usize)> {
         poll_fn(|context| {
             let mut found = None;
             late_requests.retain_mut(|request| match Pin::new(&mut request.call).poll(context) {
@@ -285,10 +286,7 @@ impl Fetch {
                     self.context.metrics.late_answers.increment(1);
                     self.limits[request.source].record_response_time(request.sent_at.elapsed());
                     let raw = response.ok().flatten().filter(|raw| !raw.is_empty());
-                    if raw.is_some() {
-                        self.limits[request.source].record_transaction();
-                    }
-                    found = found.take().or(raw);
+                    found = found.take().or(raw.map(|raw| (raw, request.source)));
                     false
                 }
             });
@@ -472,7 +470,8 @@ impl Fetch {
         if let Ok(_room) = self.late_room.try_acquire()
             && let Ok(response) = timeout(limit, self.late_response(&mut task.late_requests)).await
         {
-            if let Some(raw) = response {
+            if let Some((raw, source)) = response {
+                task.source = source;
                 return Next::Deliver(raw);
             }
             // All late requests are over without a transaction: the node was not slow, but away.

@@ -57,6 +57,8 @@ pub(super) struct Activity {
     head: Option<u64>,
     /// Since when the node has known a newer block than it announced.
     behind_since: Option<Instant>,
+    /// Since when the node has only known older blocks than it announced.
+    ahead_since: Option<Instant>,
 }
 
 impl Activity {
@@ -72,6 +74,7 @@ impl Activity {
             never_announced: false,
             head: None,
             behind_since: None,
+            ahead_since: None,
         }
     }
 
@@ -140,11 +143,39 @@ impl Activity {
     pub(super) fn is_behind(&mut self, number: u64, now: Instant) -> bool {
         // Before the first head, later numbers are compared with the first one that was returned.
         let known = *self.head.get_or_insert(number);
+        if number >= known {
+            self.ahead_since = None;
+        } else if now.saturating_duration_since(*self.ahead_since.get_or_insert(now)) >= MIN_SILENCE
+        {
+            // It was set back, or announced a block that does not exist. With that one, heads that
+            // are not announced any more would never be noticed.
+            self.head = Some(number);
+            self.ahead_since = None;
+        }
         if number <= known {
             self.behind_since = None;
             return false;
         }
         let since = *self.behind_since.get_or_insert(now);
         now.saturating_duration_since(since) >= MIN_SILENCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before the fix a head that does not exist hid for ever that heads were no longer announced.
+    #[test]
+    fn a_head_that_the_node_does_not_have_is_forgotten() {
+        let start = Instant::now();
+        let mut activity = Activity::new(0, 0.0, start);
+        activity.head(100);
+        activity.head(u64::MAX);
+        let mut is_behind =
+            |silences: u32, number| activity.is_behind(number, start + silences * MIN_SILENCE);
+        assert!(!is_behind(0, 100) && !is_behind(1, 101), "it may be a race");
+        assert!(!is_behind(2, 102), "it is ahead for the first time");
+        assert!(is_behind(3, 103));
     }
 }

@@ -236,30 +236,44 @@ async fn a_source_is_failing_until_a_request_for_a_transaction_succeeds() {
     }
 }
 
-/// Before the fix it was live with an empty pool, and no gap was open.
 #[tokio::test]
 async fn a_source_that_lists_transactions_and_never_returns_them_has_a_gap_and_is_failing() {
     let node = Node::start(40, |config| config);
     let null_after_announcement = Duration::MAX;
     node.node.set_quirks(|quirks| quirks.null_after_announcement = null_after_announcement);
     let (first, rest) = node.txs.split_at(20);
-    submit(&node, first);
-    let audit_interval = Some(Duration::from_millis(300));
-    let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
-    let (fetcher, pool) = ingest_with(config, settles_fast()).await;
-    let has_open_gap = || fetcher.status()[0].gaps.iter().any(|gap: &Gap| gap.closed_at.is_none());
-    let audits = || fetcher.status()[0].audits;
-    eventually("two audits", || audits() >= 3).await;
-    assert!(has_open_gap() && pool.is_empty());
-    let is_failing = || fetcher.status()[0].state == SourceState::Failing;
-    timeout(3 * FAILS_WITHIN, eventually("it is failing", is_failing)).await.expect("in time");
-    assert!(!fetcher.is_ready());
+    let (fetcher, pool) = fails_with_an_open_gap(&node, first).await;
     // A block takes what it never returned.
     node.node.mine();
-    eventually("it is live again", || fetcher.is_live() && !has_open_gap()).await;
+    eventually("it is live again", || fetcher.is_live() && !has_open_gap(&fetcher)).await;
     node.node.set_quirks(|quirks| *quirks = Quirks::default());
     submit(&node, rest);
     eventually("the others are pooled", || pool.len() == 20).await;
+}
+
+#[tokio::test]
+async fn a_source_that_returns_other_transactions_has_a_gap_and_is_failing() {
+    let node = Node::start(40, |config| config);
+    node.node.inject(Fault::Answers { bad: BadAnswer::WrongTransaction, count: u32::MAX });
+    fails_with_an_open_gap(&node, &node.txs).await;
+}
+
+/// Before the fixes the source was live with an empty pool, and no gap was open.
+async fn fails_with_an_open_gap(node: &Node, txs: &[PreparedTx]) -> (Fetcher, OrderPool) {
+    submit(node, txs);
+    let audit_interval = Some(Duration::from_millis(300));
+    let config = configured(node.fetcher(), |config| config.audit_interval = audit_interval);
+    let (fetcher, pool) = ingest_with(config, settles_fast()).await;
+    eventually("two audits", || fetcher.status()[0].audits >= 3).await;
+    assert!(has_open_gap(&fetcher) && pool.is_empty());
+    let is_failing = || fetcher.status()[0].state == SourceState::Failing;
+    timeout(3 * FAILS_WITHIN, eventually("it is failing", is_failing)).await.expect("in time");
+    assert!(!fetcher.is_ready());
+    (fetcher, pool)
+}
+
+fn has_open_gap(fetcher: &Fetcher) -> bool {
+    fetcher.status()[0].gaps.iter().any(|gap: &Gap| gap.closed_at.is_none())
 }
 
 /// How long a source is failing before it counts as that.
