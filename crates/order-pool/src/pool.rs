@@ -37,7 +37,7 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    arrival::{arrival, arrival_instant},
+    arrival::arrival_instant,
     clock::Clock,
     config::PoolConfig,
     core::{Change, Core, Effect, Limits},
@@ -185,14 +185,15 @@ impl OrderPool {
 
     /// Adds a caller to the holders of a pooled transaction, as inserting the transaction again
     /// would. From then on it counts for all of its holders, and stays until all have lost it. With
-    /// `terms` the caller sends it as a private transaction.
+    /// `terms` the caller sends it as a private transaction. `sent_at` is when the request arrived
+    /// ([`arrival`](crate::arrival())): a cancellation that arrived later ends the transaction.
     pub fn add_holder(
         &self,
         hash: &B256,
         holder: Holder,
         terms: Option<&PrivateTerms>,
+        sent_at: SystemTime,
     ) -> InsertOutcome {
-        let sent_at = arrival();
         self.shared.try_insert(|core| core.add_tx_holder(hash, holder, terms, sent_at))
     }
 

@@ -71,7 +71,7 @@ impl Prepared {
         };
         match self {
             Self::Pooled(hash, last_block) => {
-                Ok(Verified::Pooled(hash, holder(signer), private_terms(last_block)))
+                Ok(Verified::Pooled(hash, holder(signer), private_terms(last_block), arrived_at))
             }
             Self::Transaction { tx, field, last_block } => {
                 let tx = transaction::recover(tx, field, private_terms(last_block), arrived_at)?;
@@ -116,7 +116,7 @@ impl Prepared {
 #[derive(Debug)]
 pub(crate) enum Verified {
     /// A transaction that is already in the pool.
-    Pooled(B256, Holder, Option<PrivateTerms>),
+    Pooled(B256, Holder, Option<PrivateTerms>, SystemTime),
     /// An order, and the blobs whose proofs are not verified yet. It is shared with the thread that
     /// verifies them.
     Order(Arc<Order>, Vec<UnprovenBlob>),
@@ -164,8 +164,9 @@ impl Verified {
     ) -> Result<Value, ErrorResponse> {
         match self {
             Self::Answer(answer) => Ok(answer),
-            Self::Pooled(hash, holder, terms) => {
-                check_outcome(pool.add_holder(&hash, holder, terms.as_ref()), "the transaction")?;
+            Self::Pooled(hash, holder, terms, arrived_at) => {
+                let outcome = pool.add_holder(&hash, holder, terms.as_ref(), arrived_at);
+                check_outcome(outcome, "the transaction")?;
                 Ok(json!(hash))
             }
             Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, verdict),

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use order_pool::{Origin, Transaction};
 
-use super::*;
+use super::{blobs::hash_of, *};
 use crate::methods::MAX_PRIVATE_BLOCKS;
 
 const HEAD: u64 = 100;
@@ -128,4 +128,23 @@ async fn a_transaction_sent_twice_is_kept_until_the_later_block() {
         server.pool.on_head(block(number, &[]));
         assert_eq!(server.pool.is_empty(), !is_left);
     }
+}
+
+/// Before the fix what was sent again counted as sent when it was inserted, after the cancellation
+/// had arrived.
+#[tokio::test]
+async fn a_pooled_transaction_that_is_sent_again_and_then_cancelled_is_gone() {
+    let server = start_at_head();
+    let signer = PrivateKeySigner::random();
+    let tx = hex(&sign(plain(1), &signer));
+    let hash = hash_of(&tx);
+    let (send, cancel) = ((SEND, json!({ "tx": tx })), (CANCEL, json!({ "txHash": hash })));
+    let send_batch = async |calls: &[_]| {
+        let answer = server.signed(&signer).send(batch(calls)).await;
+        assert_eq!(answer.reasons(), vec![None; calls.len()]);
+    };
+    send_batch(&[send.clone()]).await;
+    assert!(server.pool.contains(&hash));
+    send_batch(&[send, cancel]).await;
+    assert!(!server.pool.contains(&hash));
 }
