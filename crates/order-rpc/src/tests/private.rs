@@ -1,6 +1,6 @@
 //! Private transactions are sent, kept until their last block, and cancelled by their signer.
 
-use std::time::SystemTime;
+use std::{slice, time::SystemTime};
 
 use order_pool::{Origin, Transaction};
 
@@ -143,7 +143,7 @@ async fn a_pooled_transaction_that_is_sent_again_and_then_cancelled_is_gone() {
         let answer = server.signed(&signer).send(batch(calls)).await;
         assert_eq!(answer.reasons(), vec![None; calls.len()]);
     };
-    send_batch(&[send.clone()]).await;
+    send_batch(slice::from_ref(&send)).await;
     assert!(server.pool.contains(&hash));
     send_batch(&[send, cancel]).await;
     assert!(!server.pool.contains(&hash));
